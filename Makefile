@@ -1,0 +1,58 @@
+# The two commands of the README do all the set-up by themselves, in .venv.
+#   make demo    the simulator, then a two-rank training run beside its own prediction
+#   make test    format, lint, types, import contracts, tests with coverage
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# A usable torch that is already installed is used, and never replaced.
+HAS_TORCH := $(shell $(PYTHON) tools/has_torch.py && echo yes)
+VENV_FLAGS := $(if $(HAS_TORCH),--system-site-packages)
+TORCH := $(if $(HAS_TORCH),,torch)
+
+.PHONY: demo test format lint types contracts unit clean
+
+demo: $(VENV)/.demo
+	$(BIN)/bytelane simulate examples/vgg16.toml --workers 4 --bandwidth 10Gbit --policy fifo
+	@echo
+	$(BIN)/bytelane simulate examples/vgg16.toml --workers 4 --bandwidth 10Gbit --policy bytescheduler
+	@echo
+	$(BIN)/bytelane overlay examples/vgg16-small.toml --partition 512KiB --out out
+
+test: lint types contracts unit
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+contracts: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+# The core has its own, stricter rule: every branch is taken by some test.
+unit: $(VENV)/.dev
+	$(BIN)/coverage erase
+	$(BIN)/pytest --cov --cov-report=
+	$(BIN)/coverage report
+	$(BIN)/coverage report --include='src/bytelane/core/*' --fail-under=100
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/bin/python:
+	@$(PYTHON) tools/check_python.py
+	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
+
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python tools/install.py demo $(TORCH)
+	touch $@
+
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python tools/install.py dev $(TORCH)
+	touch $@
+
+clean:
+	rm -rf $(VENV) out .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,52 @@
+"""Bytelane schedules the communication of distributed training, and predicts what that is worth.
+
+Training: :func:`prepare`. Asking first: :func:`simulate`, with a :class:`Job` on a
+:class:`Cluster`.
+
+Nothing heavy is imported until it is used: ``import bytelane`` loads neither torch nor numba.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from bytelane.errors import BytelaneError
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from bytelane.api import prepare, simulate
+    from bytelane.cluster import Cluster, Link
+    from bytelane.job import Job, Layer, Tensor
+
+_HOMES = {
+    "Cluster": "bytelane.cluster",
+    "Job": "bytelane.job",
+    "Layer": "bytelane.job",
+    "Link": "bytelane.cluster",
+    "Tensor": "bytelane.job",
+    "prepare": "bytelane.api",
+    "simulate": "bytelane.api",
+}
+
+__all__ = [
+    "BytelaneError",
+    "Cluster",
+    "Job",
+    "Layer",
+    "Link",
+    "Tensor",
+    "__version__",
+    "prepare",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

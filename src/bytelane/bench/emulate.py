@@ -1,0 +1,125 @@
+"""A model that computes nothing but takes exactly the time a job says.
+
+Eight workers fit on two cores that way, and the network is as real as ever. Gradients differ by
+rank, tensor, position and iteration, and are whole numbers, so that the final weights are known
+exactly: a swapped, stale or misplaced piece cannot hide.
+"""
+
+import time
+from typing import Any
+
+import torch
+
+from bytelane.job import Job, Layer
+
+# Prime, so that no usual piece size is a multiple of it and shifted pieces differ.
+PERIOD = 1021
+
+
+class Accelerator:
+    """Sleeps to deadlines; what it oversleeps it takes off the next sleep."""
+
+    def __init__(self) -> None:
+        self._overslept = 0.0
+
+    def compute(self, began: float, seconds: float) -> None:
+        deadline = began + seconds - self._overslept
+        remaining = deadline - time.perf_counter()
+        if remaining > 0:
+            time.sleep(remaining)
+        # Work that did not fit into its time is not overslept, it is late.
+        self._overslept = min(time.perf_counter() - deadline, 1e-3)
+
+
+class EmulatedModel(torch.nn.Module):
+    """One module a layer of the job, holding the tensors that the layer uses."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        super().__init__()
+        self.iteration = 0
+        self.weights = [torch.nn.Parameter(torch.zeros(t.bytes // 4)) for t in job.tensors]
+        accelerator = Accelerator()
+        names = _unique([layer.name for layer in job.layers])
+        for index, (name, layer) in enumerate(zip(names, job.layers, strict=True)):
+            used = [t for t, tensor in enumerate(job.tensors) if index in tensor.layers]
+            module = _EmulatedLayer(layer, accelerator)
+            for t in used:
+                # A tied weight gets its gradient where it is used first; other uses add nothing.
+                first = job.tensors[t].complete_after == index
+                pattern = _pattern(t, self.weights[t].numel()) if first else None
+                module.register_parameter(f"weight{t}", self.weights[t])
+                module.gradients.append(_Gradient(self, rank, t, pattern))
+            self.add_module(name, module)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for module in self.children():
+            x = module(x)
+        return x
+
+
+class _Gradient:
+    """Makes the gradient of one weight."""
+
+    def __init__(
+        self, model: EmulatedModel, rank: int, tensor: int, pattern: torch.Tensor | None
+    ) -> None:
+        self._model = model
+        self._rank = rank
+        self._tensor = tensor
+        self._pattern = pattern
+
+    def make(self) -> torch.Tensor | None:
+        if self._pattern is None:
+            return None
+        return self._pattern + gradient_shift(self._rank, self._tensor, self._model.iteration)
+
+
+class _EmulatedLayer(torch.nn.Module):
+    def __init__(self, layer: Layer, accelerator: Accelerator) -> None:
+        super().__init__()
+        self.layer = layer
+        self.accelerator = accelerator
+        self.gradients: list[_Gradient] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = self.parameters(recurse=False)
+        result: torch.Tensor = _Emulated.apply(x, self, *weights)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _Emulated(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, module: _EmulatedLayer, *weights: torch.Tensor
+    ) -> torch.Tensor:
+        module.accelerator.compute(time.perf_counter(), module.layer.forward_s)
+        ctx.module = module
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        began = time.perf_counter()
+        gradients = [gradient.make() for gradient in ctx.module.gradients]
+        ctx.module.accelerator.compute(began, ctx.module.layer.backward_s)
+        return (outputs[0], None, *gradients)
+
+
+def gradient_shift(rank: int, tensor: int, iteration: int) -> int:
+    """What rank and iteration add to a tensor's pattern."""
+    return (17 * rank + 5 * tensor + 3 * iteration) % 97
+
+
+def expected_weight(tensor: int, count: int, world: int, iterations: int) -> torch.Tensor:
+    """Return the exact weights after plain SGD with a learning rate of 1, starting from zero."""
+    shifts = sum(gradient_shift(r, tensor, k) for r in range(world) for k in range(iterations))
+    return -(_pattern(tensor, count) * iterations + shifts / world)
+
+
+def _pattern(tensor: int, count: int) -> torch.Tensor:
+    return (torch.arange(count) + 31 * tensor).remainder(PERIOD).to(torch.float32)
+
+
+def _unique(names: list[str]) -> list[str]:
+    """Make module names of layer names: no dots, none twice."""
+    plain = [name.replace(".", "_") for name in names]
+    return [n if plain.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(plain)]

@@ -1,0 +1,39 @@
+"""The decisions: what is sent, in what pieces, in what order.
+
+Cutting: :class:`SubTask`, :class:`Pieces`, :func:`partition`. Choosing: :class:`Policy`,
+:class:`Knobs`, :class:`CreditWindow`, :func:`make_policy`, :func:`register`. Deciding:
+:class:`Scheduler`, :class:`Start`, :class:`Event`. Writing it down: :class:`Plan`,
+:class:`Operation`. Handed in from outside: :class:`Planner`, :class:`Tuner`, :class:`Transport`.
+"""
+
+from bytelane.core import policies as _builtin_policies  # noqa: F401  (registers them)
+from bytelane.core.knobs import CreditWindow, Knobs
+from bytelane.core.plan import Operation, Plan, bucket_plan
+from bytelane.core.policy import Policy, knobs_used, make_policy, policy_names, register
+from bytelane.core.protocols import Done, Planner, Transport, Tuner
+from bytelane.core.scheduler import Event, Scheduler, Start
+from bytelane.core.task import Pieces, SubTask, label, partition
+
+__all__ = [
+    "CreditWindow",
+    "Done",
+    "Event",
+    "Knobs",
+    "Operation",
+    "Pieces",
+    "Plan",
+    "Planner",
+    "Policy",
+    "Scheduler",
+    "Start",
+    "SubTask",
+    "Transport",
+    "Tuner",
+    "bucket_plan",
+    "knobs_used",
+    "label",
+    "make_policy",
+    "partition",
+    "policy_names",
+    "register",
+]

@@ -1,0 +1,38 @@
+"""The numbers that may be turned, and the rule that one of them sets."""
+
+import msgspec
+
+from bytelane.core.kernel import NO_LIMIT
+from bytelane.errors import InputError
+
+
+class Knobs(msgspec.Struct, frozen=True):
+    """What tuners turn."""
+
+    partition_bytes: int = 4 * 2**20
+    credit_bytes: int = 8 * 2**20
+
+    def __post_init__(self) -> None:
+        for field in ("partition_bytes", "credit_bytes"):
+            if getattr(self, field) < 1:
+                raise InputError(f"{field} is {getattr(self, field)}; it must be 1 or more")
+
+
+class CreditWindow(msgspec.Struct, frozen=True):
+    """How much may be in flight: an operation may start while fewer bytes than this are.
+
+    So one may always start, and the window overshoots by less than one operation. A credit no
+    larger than a part means stop-and-wait.
+    """
+
+    credit_bytes: int | None = None
+    """None sets no limit."""
+
+    def __post_init__(self) -> None:
+        if self.credit_bytes is not None and self.credit_bytes < 1:
+            raise InputError(f"a credit of {self.credit_bytes} bytes never opens; use 1 or more")
+
+    @property
+    def limit(self) -> int:
+        """The credit as the kernel wants it."""
+        return NO_LIMIT if self.credit_bytes is None else self.credit_bytes

@@ -1,0 +1,112 @@
+"""A plan: the scheduler's start actions, written down so that every rank can follow them."""
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+
+import msgspec
+
+from bytelane.core.knobs import CreditWindow
+from bytelane.core.policy import Policy
+from bytelane.core.task import Pieces, SubTask
+from bytelane.errors import InputError
+from bytelane.job import Job
+
+FORMAT = 1
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """What is sent in one go: pieces of one or of several tensors, on a lane."""
+
+    parts: tuple[SubTask, ...]
+    lane: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+
+class Plan(msgspec.Struct, frozen=True, dict=True):
+    """Operations in launch order. They cover every byte of every tensor exactly once."""
+
+    policy: str
+    tensor_bytes: tuple[int, ...]
+    operations: tuple[Operation, ...]
+    window: CreditWindow
+    barrier: bool
+    version: int = 1
+    """Counts the plans of one run, so that two of them are never confused."""
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise InputError(f"a plan of format {self.format}; this version reads {FORMAT}")
+        _require_cover(self.tensor_bytes, [p for op in self.operations for p in op.parts])
+
+    @classmethod
+    def record(
+        cls, policy: Policy, job: Job, pieces: Pieces, starts: Sequence[int], version: int = 1
+    ) -> "Plan":
+        """Write down in which order the scheduler started the policy's operations."""
+        parts = pieces.sub_tasks()
+        return cls(
+            policy.name,
+            tuple(tensor.bytes for tensor in job.tensors),
+            tuple(Operation(parts[k]) for k in starts),
+            policy.window,
+            policy.barrier,
+            version,
+        )
+
+    @property
+    def pieces(self) -> Pieces:
+        return Pieces.of([operation.parts for operation in self.operations])
+
+    def encode(self) -> bytes:
+        """Return the bytes that travel between ranks."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Plan":
+        try:
+            return msgspec.msgpack.decode(data, type=cls)
+        except msgspec.DecodeError as error:
+            raise InputError(f"these bytes are not a plan: {error}") from None
+
+    @cached_property
+    def digest(self) -> str:
+        """Name the plan: equal plans, and only they, have the same digest."""
+        return hashlib.sha256(self.encode()).hexdigest()
+
+
+def bucket_plan(tensor_bytes: Sequence[int], bucket_bytes: int, version: int = 1) -> Plan:
+    """Plan without knowing anything: buckets from the last tensor to the first, with a barrier.
+
+    This is what DDP does before it has seen an iteration: registration order is the best guess.
+    """
+    buckets: list[list[SubTask]] = []
+    room = 0
+    for tensor in reversed(range(len(tensor_bytes))):
+        if tensor_bytes[tensor] > room:
+            buckets.append([])
+            room = bucket_bytes
+        buckets[-1].append(SubTask(tensor, 0, tensor_bytes[tensor]))
+        room -= tensor_bytes[tensor]
+    operations = tuple(Operation(tuple(bucket)) for bucket in buckets)
+    return Plan("buckets", tuple(tensor_bytes), operations, CreditWindow(), True, version)
+
+
+def _require_cover(tensor_bytes: Sequence[int], parts: Sequence[SubTask]) -> None:
+    reached = [0] * len(tensor_bytes)
+    for part in sorted(parts):
+        if part.tensor not in range(len(tensor_bytes)):
+            raise InputError(f"the plan sends tensor {part.tensor}, which is not there")
+        if part.start != reached[part.tensor]:
+            raise InputError(
+                f"the plan must send every byte of tensor {part.tensor} exactly once, "
+                f"but after byte {reached[part.tensor]} it goes on at {part.start}"
+            )
+        reached[part.tensor] = part.stop
+    for tensor, (got, want) in enumerate(zip(reached, tensor_bytes, strict=True)):
+        if got != want:
+            raise InputError(f"the plan sends {got} of the {want} bytes of tensor {tensor}")

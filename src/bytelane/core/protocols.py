@@ -1,0 +1,31 @@
+"""What the engines are handed from outside. Structural types: nobody has to inherit."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from bytelane.core.knobs import Knobs
+from bytelane.core.plan import Plan
+from bytelane.job import Job
+
+Done = Callable[[int, Exception | None], None]
+"""Called once per launched operation, from any thread: its number, and what went wrong."""
+
+
+class Planner(Protocol):
+    """Decides, from a measured job, what is sent in which order."""
+
+    def __call__(self, job: Job, version: int) -> Plan: ...
+
+
+class Tuner(Protocol):
+    """Looks for better knobs while training goes on."""
+
+    def ask(self) -> Knobs: ...
+
+    def tell(self, knobs: Knobs, seconds: float) -> None: ...
+
+
+class Transport(Protocol):
+    """Carries operations. ``start`` is called in plan order and must not wait for the network."""
+
+    def start(self, operation: int, done: Done) -> None: ...

@@ -1,0 +1,152 @@
+"""The scheduler: events in (ready, finished), actions out (start).
+
+It has no clock: ``now`` is an argument, kept only so that the log of events is a bug report that
+can be replayed. What may start and when is decided in :mod:`bytelane.core.kernel`; here stands the
+guard that refuses impossible events before they reach it.
+"""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from bytelane.core import kernel
+from bytelane.core.kernel import Ints, State
+from bytelane.core.knobs import CreditWindow
+from bytelane.core.plan import Plan
+from bytelane.core.policy import Policy
+from bytelane.core.task import Pieces
+from bytelane.errors import IllegalEvent
+from bytelane.job import Job
+
+
+class Event(NamedTuple):
+    """What the scheduler was told."""
+
+    now: float
+    kind: Literal["ready", "finish"]
+    which: int
+
+
+class Start(NamedTuple):
+    """What the scheduler wants done: launch this operation now."""
+
+    operation: int
+    now: float
+
+
+class Scheduler:
+    """One worker's decisions in one iteration; ``reset`` begins the next."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._ready = np.zeros(state.operations_missing.size, dtype=bool)
+        self.events: list[Event] = []
+        self.reset()
+
+    @classmethod
+    def of_policy(cls, policy: Policy, job: Job) -> "Scheduler":
+        """Decide freely, as the policy says."""
+        return cls(policy_state(policy, job))
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> "Scheduler":
+        """Follow a plan: the same operations in the same order, when they are ready."""
+        return cls(plan_state(plan))
+
+    def reset(self) -> None:
+        """Begin an iteration: nothing is ready, queued or in flight."""
+        kernel.reset(self._state)
+        self._ready[:] = False
+        self.events.clear()
+
+    def notify_ready(self, tensor: int, now: float) -> list[Start]:
+        """A gradient is complete; return what has to be launched."""
+        if not 0 <= tensor < self._ready.size:
+            raise IllegalEvent(f"there is no tensor {tensor}; there are {self._ready.size}")
+        if self._ready[tensor]:
+            raise IllegalEvent(f"tensor {tensor} was ready already in this iteration")
+        self._ready[tensor] = True
+        self.events.append(Event(now, "ready", tensor))
+        kernel.notify_ready(self._state, tensor)
+        return self._starts(now)
+
+    def notify_finish(self, operation: int, now: float) -> list[Start]:
+        """A transfer is over; return what has to be launched."""
+        if not 0 <= operation < self._state.size.size:
+            raise IllegalEvent(f"there is no operation {operation}")
+        if self._state.stage[operation] != kernel.STARTED:
+            raise IllegalEvent(f"operation {operation} finished, but it is not in flight")
+        self.events.append(Event(now, "finish", operation))
+        kernel.notify_finish(self._state, operation)
+        return self._starts(now)
+
+    def is_synchronised(self, tensor: int) -> bool:
+        """Tell whether every piece of the tensor has arrived."""
+        return bool(self._state.operations_missing[tensor] == 0)
+
+    def is_ready(self, tensor: int) -> bool:
+        """Tell whether the gradient of the tensor was reported complete in this iteration."""
+        return bool(self._ready[tensor])
+
+    @property
+    def synchronised(self) -> bool:
+        """Tell whether every tensor has arrived."""
+        return not self._state.operations_missing.any()
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return int(self._state.counters[kernel.IN_FLIGHT])
+
+    def _starts(self, now: float) -> list[Start]:
+        starts = []
+        while (operation := kernel.start(self._state)) != kernel.NOTHING:
+            starts.append(Start(int(operation), now))
+        return starts
+
+
+def policy_state(policy: Policy, job: Job) -> State:
+    """Lay out the kernel's arrays for a policy; operations are numbered as they were cut."""
+    pieces = policy.cut(job)
+    priority = np.asarray(policy.priority, dtype=np.int64)
+    first_piece = np.searchsorted(pieces.operation, np.arange(pieces.operation_count))
+    by_operation = priority[pieces.tensor[first_piece]] if pieces.operation.size else priority[:0]
+    return _state(pieces, by_operation, len(job.tensors), policy.window, in_order=False)
+
+
+def plan_state(plan: Plan) -> State:
+    """Lay out the kernel's arrays for a plan; operations are numbered in launch order."""
+    order = np.arange(len(plan.operations), dtype=np.int64)
+    return _state(plan.pieces, order, len(plan.tensor_bytes), plan.window, in_order=True)
+
+
+def _state(
+    pieces: Pieces, priority: Ints, tensor_count: int, window: CreditWindow, *, in_order: bool
+) -> State:
+    count = pieces.operation_count
+    size = np.bincount(pieces.operation, pieces.stop - pieces.start, count).astype(np.int64)
+    # A tensor that has several pieces in one operation is one tensor of that operation.
+    pairs = np.unique(np.stack([pieces.operation, pieces.tensor]), axis=1)
+    by_tensor = pairs[:, np.argsort(pairs[1], kind="stable")]
+    counters = np.zeros(kernel.STARTS + 1, dtype=np.int64)
+    counters[kernel.CREDIT] = window.limit
+    counters[kernel.IN_ORDER] = in_order
+    return State(
+        size=size,
+        priority=np.ascontiguousarray(priority),
+        tensors_from=_offsets(pairs[0], count),
+        tensors=np.ascontiguousarray(pairs[1]),
+        operations_from=_offsets(by_tensor[1], tensor_count),
+        operations=np.ascontiguousarray(by_tensor[0]),
+        stage=np.zeros(count, dtype=np.int64),
+        tensors_missing=np.zeros(count, dtype=np.int64),
+        operations_missing=np.zeros(tensor_count, dtype=np.int64),
+        queue=np.zeros(count, dtype=np.int64),
+        arrival=np.zeros(count, dtype=np.int64),
+        counters=counters,
+    )
+
+
+def _offsets(keys: Ints, count: int) -> Ints:
+    return np.concatenate(
+        [np.zeros(1, dtype=np.int64), np.bincount(keys, minlength=count).cumsum()]
+    ).astype(np.int64)

@@ -1,0 +1,68 @@
+"""Everything that Bytelane raises on purpose.
+
+::
+
+    BytelaneError
+    ├── InputError (also a ValueError)     the caller gave something that cannot be used
+    │   ├── UnitError                      "10GB" where a rate was asked for
+    │   ├── JobFileError                   a job file, named with the field that is wrong
+    │   └── UnknownPolicy                  a policy name that nobody registered
+    ├── IllegalEvent                       the scheduler was told something impossible
+    ├── MissingExtra                       an optional package is not installed
+    └── TrainingError                      what can go wrong while ranks train together
+        ├── NotSupported                   refused before it could go wrong silently
+        ├── PlanMismatch                   ranks disagree on the plan or its order
+        ├── TransferFailed                 a collective failed, usually because a peer died
+        └── TransferTimeout                a collective did not finish in time
+
+A message says what is wrong and what would be right; the command line prints it as one sentence
+and exits with code 2.
+"""
+
+
+class BytelaneError(Exception):
+    """The root of the tree."""
+
+
+class InputError(BytelaneError, ValueError):
+    """The caller gave something that cannot be used."""
+
+
+class UnitError(InputError):
+    """A quantity that cannot be read in the unit that was asked for."""
+
+
+class JobFileError(InputError):
+    """A job file that cannot be read; the message names the file and the field."""
+
+
+class UnknownPolicy(InputError):
+    """No policy of that name."""
+
+
+class IllegalEvent(BytelaneError):
+    """An event that cannot happen in the scheduler's present state; nothing was changed."""
+
+
+class MissingExtra(BytelaneError):
+    """An optional package is needed; the message holds the command that installs it."""
+
+
+class TrainingError(BytelaneError):
+    """Something went wrong while ranks train together."""
+
+
+class NotSupported(TrainingError):
+    """Something that would be wrong if it were done silently, so it is refused."""
+
+
+class PlanMismatch(TrainingError):
+    """Ranks disagree on the plan, or on which operation comes next."""
+
+
+class TransferFailed(TrainingError):
+    """A collective operation failed."""
+
+
+class TransferTimeout(TrainingError):
+    """A collective operation did not finish in time."""

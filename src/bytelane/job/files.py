@@ -1,0 +1,168 @@
+"""Job files: TOML or JSON that anyone can write by hand.
+
+The file speaks milliseconds and lets a layer carry its tensor as ``bytes = ...``; inside there are
+only seconds and tensors. Every complaint names the file and the field.
+"""
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bytelane.errors import InputError, JobFileError
+from bytelane.job.job import Job, Layer, Tensor
+from bytelane.units import parse_bytes, parse_seconds
+
+
+class _LayerEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    forward_ms: float | str
+    backward_ms: float | str
+    name: str = ""
+    update_ms: float | str = 0.0
+    bytes: int | str = 0
+
+
+class _TensorEntry(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    bytes: int | str
+    layers: list[int]
+
+
+class _JobFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    layers: list[_LayerEntry]
+    outside_ms: float | str = 0.0
+    tensors: list[_TensorEntry] = []
+
+
+def load(path: str | Path) -> Job:
+    """Read a job from a ``.toml`` or ``.json`` file."""
+    path = Path(path)
+    try:
+        return _to_job(msgspec.convert(_parse(path), _JobFile))
+    except FileNotFoundError:
+        raise JobFileError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise JobFileError(f"{path}: cannot be read ({error.strerror})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise JobFileError(f"{path}: not valid TOML: {error}") from None
+    except UnicodeDecodeError:
+        raise JobFileError(f"{path}: not a text file") from None
+    except msgspec.ValidationError as error:
+        raise JobFileError(f"{path}: {_with_plain_path(str(error))}") from None
+    except msgspec.DecodeError as error:
+        raise JobFileError(f"{path}: not valid JSON: {error}") from None
+    except InputError as error:
+        raise JobFileError(f"{path}: {error}") from None
+
+
+def save(job: Job, path: str | Path) -> None:
+    """Write a job to a ``.toml`` or ``.json`` file that :func:`load` reads back."""
+    path = Path(path)
+    entry = _from_job(job)
+    if path.suffix == ".json":
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(entry)))
+    elif path.suffix == ".toml":
+        path.write_bytes(msgspec.toml.encode(entry))
+    else:
+        raise JobFileError(f"{path}: a job file ends in .toml or .json")
+
+
+def _parse(path: Path) -> Any:
+    if path.suffix == ".json":
+        return msgspec.json.decode(path.read_bytes())
+    if path.suffix == ".toml":
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    raise JobFileError(f"{path}: a job file ends in .toml or .json")
+
+
+def _to_job(file: _JobFile) -> Job:
+    if not file.layers:
+        raise InputError("layers: is empty; a job needs at least one layer")
+    layers = []
+    tensors = []
+    for i, entry in enumerate(file.layers):
+        where = f"layers[{i}]"
+        name = entry.name or f"layer{i}"
+        layers.append(
+            Layer(
+                name,
+                _seconds(entry.forward_ms, f"{where}.forward_ms"),
+                _seconds(entry.backward_ms, f"{where}.backward_ms"),
+                _seconds(entry.update_ms, f"{where}.update_ms"),
+            )
+        )
+        if size := _size(entry.bytes, f"{where}.bytes"):
+            tensors.append(Tensor(name, size, (i,)))
+    for i, extra in enumerate(file.tensors):
+        tensors.append(_tensor(extra, f"tensors[{i}]", len(layers)))
+    return Job(file.name, tuple(layers), tuple(tensors), _seconds(file.outside_ms, "outside_ms"))
+
+
+def _tensor(entry: _TensorEntry, where: str, layer_count: int) -> Tensor:
+    size = _size(entry.bytes, f"{where}.bytes")
+    if size == 0:
+        raise InputError(f"{where}.bytes: is 0; leave the tensor out instead")
+    if not entry.layers:
+        raise InputError(f"{where}.layers: is empty; name the layers that use the tensor")
+    for layer in entry.layers:
+        if not 0 <= layer < layer_count:
+            raise InputError(
+                f"{where}.layers: there is no layer {layer}; "
+                f"the layers are numbered 0 to {layer_count - 1}"
+            )
+    return Tensor(entry.name, size, tuple(sorted(set(entry.layers))))
+
+
+def _seconds(value: float | str, where: str) -> float:
+    """Take a number as milliseconds and a string as a time with its unit."""
+    try:
+        seconds = parse_seconds(value) if isinstance(value, str) else value / 1000
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise InputError(f"{where}: is {value}; a time must be finite and not negative")
+    return seconds
+
+
+def _size(value: int | str, where: str) -> int:
+    try:
+        size = parse_bytes(value)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    if size < 0:
+        raise InputError(f"{where}: is {value}; a size cannot be negative")
+    return size
+
+
+def _from_job(job: Job) -> _JobFile:
+    shorthand = _shorthand(job)
+    layers = [
+        _LayerEntry(
+            name=layer.name,
+            forward_ms=layer.forward_s * 1000,
+            backward_ms=layer.backward_s * 1000,
+            update_ms=layer.update_s * 1000,
+            bytes=shorthand.get(i, 0),
+        )
+        for i, layer in enumerate(job.layers)
+    ]
+    extra = [] if shorthand else job.tensors
+    tensors = [_TensorEntry(tensor.name, tensor.bytes, list(tensor.layers)) for tensor in extra]
+    return _JobFile(job.name, layers, job.outside_s * 1000, tensors)
+
+
+def _shorthand(job: Job) -> dict[int, int]:
+    """Sizes by layer if the shorthand says the whole truth and keeps the tensors' order."""
+    sizes = {tensor.layers[0]: tensor.bytes for tensor in job.tensors}
+    said = tuple(Tensor(job.layers[i].name, sizes[i], (i,)) for i in sorted(sizes))
+    return sizes if said == job.tensors else {}
+
+
+def _with_plain_path(message: str) -> str:
+    """Turn msgspec's ``... - at `$.layers[3].forward_ms` `` into ``layers[3].forward_ms: ...``."""
+    text, _, path = message.partition(" - at `$")
+    place = path.rstrip("`").lstrip(".")
+    return f"{place}: {text}" if place else text

@@ -1,0 +1,103 @@
+"""A training job: one iteration of computing, and the tensors it has to synchronise.
+
+One compute stream serialises any graph, so a job is a *list* of operations. Forward runs it from
+first to last and backward from last to first. A tensor names every layer that uses it, which makes
+tied weights, several tensors a layer and layers without parameters all ordinary.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import msgspec
+
+from bytelane.errors import InputError
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """One operation of the model."""
+
+    name: str
+    forward_s: float
+    backward_s: float
+    update_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in ("forward_s", "backward_s", "update_s"):
+            _require_time(getattr(self, field), f"{field} of layer {self.name!r}")
+
+    @property
+    def compute_s(self) -> float:
+        return self.forward_s + self.backward_s + self.update_s
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """A parameter whose gradient is summed over the workers in every iteration."""
+
+    name: str
+    bytes: int
+    layers: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.bytes <= 0:
+            raise InputError(f"tensor {self.name!r} has {self.bytes} bytes; it needs at least 1")
+        if not self.layers:
+            raise InputError(f"tensor {self.name!r} is used by no layer")
+        if any(a >= b for a, b in zip(self.layers, self.layers[1:], strict=False)):
+            raise InputError(f"layers of tensor {self.name!r} must rise: {list(self.layers)}")
+
+    @property
+    def complete_after(self) -> int:
+        """The layer whose backward pass adds the last contribution to the gradient."""
+        return self.layers[0]
+
+    @property
+    def needed_by(self) -> int:
+        """The first layer whose forward pass reads the tensor."""
+        return self.layers[0]
+
+
+class Job(msgspec.Struct, frozen=True, dict=True):
+    """Operations in execution order, tensors, and the seconds spent outside the model."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    tensors: tuple[Tensor, ...]
+    outside_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_time(self.outside_s, "outside_s")
+        if not self.layers:
+            raise InputError(f"job {self.name!r} has no layers; it needs at least one")
+        last = len(self.layers) - 1
+        for tensor in self.tensors:
+            if not 0 <= tensor.layers[0] <= tensor.layers[-1] <= last:
+                raise InputError(
+                    f"tensor {tensor.name!r} names layers {list(tensor.layers)}, "
+                    f"but the layers are numbered 0 to {last}"
+                )
+
+    @cached_property
+    def total_bytes(self) -> int:
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    @cached_property
+    def compute_s(self) -> float:
+        """What an iteration takes when nothing has to be communicated."""
+        return math.fsum(layer.compute_s for layer in self.layers) + self.outside_s
+
+    def ready_order(self) -> Iterator[int]:
+        """Tensors in the order in which backward completes their gradients."""
+        indices = range(len(self.tensors))
+        return iter(sorted(indices, key=lambda t: -self.tensors[t].complete_after))
+
+
+def tensors_of_layers(layers: Sequence[Layer], sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Give each layer with bytes one tensor of its own name."""
+    pairs = zip(layers, sizes, strict=True)
+    return tuple(Tensor(a.name, size, (i,)) for i, (a, size) in enumerate(pairs) if size)
+
+
+def _require_time(seconds: float, what: str) -> None:
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise InputError(f"{what} is {seconds}; a time must be finite and not negative")

@@ -1,0 +1,5 @@
+"""Numbers that people would rather see."""
+
+from bytelane.report.overlay import draw_overlay
+
+__all__ = ["draw_overlay"]

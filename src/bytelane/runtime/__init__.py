@@ -1,0 +1,1 @@
+"""Real time: carry a plan out. ``engine`` knows no framework; ``torch`` brings PyTorch to it."""

@@ -1,0 +1,141 @@
+"""Carry out a plan on the wall clock.
+
+Two kinds of threads come in here: the one that trains (``notify_ready``, ``wait``) and those of the
+transport, which report that an operation is over. Both take the lock, tell the scheduler, and
+launch what it answers. Nobody polls and there is no thread of our own: on a CPU it would fight the
+training thread for the interpreter.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from bytelane.core import Plan, Scheduler, Start, Transport
+from bytelane.errors import PlanMismatch, TrainingError, TransferFailed, TransferTimeout
+
+Clock = Callable[[], float]
+
+
+class Transfer(NamedTuple):
+    """One operation that is over."""
+
+    operation: int
+    launched_at: float
+    finished_at: float
+
+
+class Engine:
+    """One rank's side of a plan. ``begin_iteration`` makes it ready for the next round."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        transport: Transport,
+        *,
+        tensor_names: tuple[str, ...],
+        timeout_s: float,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.plan = plan
+        self.transfers: list[Transfer] = []
+        self._transport = transport
+        self._names = tensor_names
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._scheduler = Scheduler.of_plan(plan)
+        # Re-entrant: a transport that is already done may report inside the call that launches.
+        self._changed = threading.Condition(threading.RLock())
+        self._to_launch: deque[int] = deque()
+        self._launching = False
+        self._launched_at: dict[int, float] = {}
+        self._failure: TrainingError | None = None
+
+    def begin_iteration(self) -> None:
+        """Start over; only when everything that was ready has arrived."""
+        with self._changed:
+            self._raise_failure()
+            if self._launched_at:
+                raise PlanMismatch("an iteration began while operations were still in flight")
+            self._scheduler.reset()
+            self.transfers = []
+
+    def notify_ready(self, tensor: int) -> None:
+        """A gradient is complete: launch what may go."""
+        with self._changed:
+            self._raise_failure()
+            self._launch(self._scheduler.notify_ready(tensor, self._clock()))
+
+    def is_ready(self, tensor: int) -> bool:
+        """Tell whether this tensor's gradient was reported in this iteration."""
+        with self._changed:
+            return self._scheduler.is_ready(tensor)
+
+    def has_arrived(self, tensor: int) -> bool:
+        """Tell whether this tensor is synchronised, without waiting."""
+        with self._changed:
+            self._raise_failure()
+            return self._scheduler.is_synchronised(tensor)
+
+    def wait(self, tensors: Iterable[int]) -> None:
+        """Return when all of these tensors are synchronised; raise what went wrong instead."""
+        missing = set(tensors)
+
+        def over() -> bool:
+            missing.difference_update([t for t in missing if self._scheduler.is_synchronised(t)])
+            return not missing or self._failure is not None
+
+        with self._changed:
+            if not self._changed.wait_for(over, self._timeout_s):
+                names = ", ".join(self._names[t] for t in sorted(missing)[:3])
+                self.fail(
+                    TransferTimeout(
+                        f"{names} did not arrive within {self._timeout_s:g} s; "
+                        "another rank is slow, frozen, or waits for something else"
+                    )
+                )
+            self._raise_failure()
+
+    def fail(self, error: TrainingError) -> None:
+        """Refuse everything from now on, with this error."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    def _launch(self, starts: list[Start]) -> None:
+        self._to_launch.extend(start.operation for start in starts)
+        if self._launching:
+            return  # the call further up this stack goes on with it
+        self._launching = True
+        try:
+            while self._to_launch and self._failure is None:
+                operation = self._to_launch.popleft()
+                self._launched_at[operation] = self._clock()
+                self._transport.start(operation, self._finished)
+        except Exception as error:
+            self.fail(TransferFailed(f"could not launch an operation: {error}"))
+            raise
+        finally:
+            self._launching = False
+
+    def _finished(self, operation: int, error: Exception | None) -> None:
+        with self._changed:
+            now = self._clock()
+            launched_at = self._launched_at.pop(operation)
+            if error is not None:
+                self.fail(self._named(operation, error))
+                return
+            self.transfers.append(Transfer(operation, launched_at, now))
+            self._launch(self._scheduler.notify_finish(operation, now))
+            self._changed.notify_all()
+
+    def _named(self, operation: int, error: Exception) -> TrainingError:
+        if isinstance(error, TrainingError):
+            return error
+        first = self.plan.operations[operation].parts[0]
+        return TransferFailed(f"synchronising {self._names[first.tensor]} failed: {error}")
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure

@@ -1,0 +1,73 @@
+"""Step the user's own optimizer for some parameters now and for the others later.
+
+An optimizer skips parameters whose gradient is None, so hiding the other gradients steps just the
+wanted ones. The hyper-parameters are those of the moment at which the user called ``step()``:
+``scheduler.step()`` follows at once and must not reach back.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class PartialStepper:
+    """Late steps of one optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._hyper: list[dict[str, Any]] = []
+        self.active = False
+
+    def remember(self) -> None:
+        """Keep the hyper-parameters of this moment for the late steps."""
+        self._hyper = [_hyper_of(group) for group in self._optimizer.param_groups]
+
+    def step(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Step only these parameters, with the remembered hyper-parameters."""
+        self.active = True
+        try:
+            with self._only(parameters), self._as_remembered(), torch.inference_mode(False):
+                # The class's step: a learning-rate scheduler has put a counter on the instance's.
+                type(self._optimizer).step(self._optimizer)
+        finally:
+            self.active = False
+
+    @contextmanager
+    def _only(self, parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+        wanted = {id(p) for p in parameters}
+        hidden = [
+            (p, p.grad)
+            for group in self._optimizer.param_groups
+            for p in group["params"]
+            if id(p) not in wanted and p.grad is not None
+        ]
+        for p, _ in hidden:
+            p.grad = None
+        try:
+            yield
+        finally:
+            for p, gradient in hidden:
+                p.grad = gradient
+
+    @contextmanager
+    def _as_remembered(self) -> Iterator[None]:
+        groups = self._optimizer.param_groups
+        current = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        # A group added since has no memory and keeps what it has.
+        for group, hyper in zip(groups, self._hyper, strict=False):
+            group.update(hyper)
+        try:
+            yield
+        finally:
+            for group, hyper in zip(groups, current, strict=True):
+                group.update(hyper)
+
+
+def _hyper_of(group: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value.clone() if isinstance(value, torch.Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }

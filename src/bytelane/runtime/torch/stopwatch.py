@@ -1,0 +1,123 @@
+"""Time the user's own loop, as a trace and as a job.
+
+A moment belongs to the module whose gate was passed last: forward of a module lasts from leaving
+its gate to reaching the next one, so that waiting is never counted as computing. Backward of a
+module lasts from the gradient before to its own last gradient. Everything else is outside.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from bytelane.core import Plan, label
+from bytelane.job import Job, Layer, Tensor
+from bytelane.runtime.engine import Transfer
+from bytelane.trace import Kind, Span, Trace
+
+
+class Stopwatch:
+    """Spans of one rank; iterations are counted by forward passes that train."""
+
+    def __init__(self, keep: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._keep = keep
+        self._clock = clock
+        self._spans: list[Span] = []
+        self._starts: dict[int, float] = {}
+        self._doing: tuple[Kind, str] | None = None
+        self._since = 0.0
+        self.iteration = -1
+
+    def begin_iteration(self) -> None:
+        """The forward pass of the next iteration begins; forget what is older than is kept."""
+        self.stop()
+        self.iteration += 1
+        oldest = self.iteration - self._keep
+        self._spans = [span for span in self._spans if span.iteration > oldest]
+        self._starts = {k: start for k, start in self._starts.items() if k > oldest}
+
+    def start(self, kind: Kind, name: str) -> None:
+        """From now on this is what is being done."""
+        self.stop()
+        self._doing = (kind, name)
+        self._since = self._clock()
+        if kind == "forward":
+            self._starts.setdefault(self.iteration, self._since)
+
+    def stop(self, kind: Kind | None = None, name: str | None = None) -> None:
+        """What was being done is over; the arguments correct what it was."""
+        if self._doing is not None:
+            began_as, whose = self._doing
+            self._doing = None
+            span = Span(kind or began_as, name or whose, self._since, self._clock(), self.iteration)
+            self._spans.append(span)
+
+    def add_transfers(
+        self, transfers: Sequence[Transfer], plan: Plan, names: Sequence[str], iteration: int
+    ) -> None:
+        for transfer in transfers:
+            operation = plan.operations[transfer.operation]
+            self._spans.append(
+                Span(
+                    "transfer",
+                    label(operation.parts, names, plan.tensor_bytes),
+                    transfer.launched_at,
+                    transfer.finished_at,
+                    iteration,
+                    operation.bytes,
+                )
+            )
+
+    def trace(self, source: str) -> Trace:
+        spans = tuple(sorted(self._spans, key=lambda span: span.start_s))
+        return Trace(source, spans, dict(self._starts))
+
+    def layer_order(self, iteration: int) -> list[str]:
+        """Modules in the order in which forward came to them."""
+        return list(
+            dict.fromkeys(
+                s.name for s in self._spans if s.iteration == iteration and s.kind == "forward"
+            )
+        )
+
+    def seconds(self, kind: Kind, name: str | None, iterations: Sequence[int]) -> float:
+        """Median over iterations of the time spent on this (on all of this kind, for None)."""
+        return median(
+            sum(
+                s.seconds
+                for s in self._spans
+                if s.iteration == k and s.kind == kind and (name is None or s.name == name)
+            )
+            for k in iterations
+        )
+
+
+def durations(watch: Stopwatch, layers: Sequence[str], iterations: Sequence[int]) -> list[float]:
+    """Return forward of each layer, then backward from the last to the first, update, outside."""
+    forward = [watch.seconds("forward", name, iterations) for name in layers]
+    backward = [watch.seconds("backward", name, iterations) for name in reversed(layers)]
+    rest = [watch.seconds(kind, None, iterations) for kind in ("update", "outside")]
+    return forward + backward + rest
+
+
+def measured_job(
+    name: str, layers: Sequence[str], tensors: Sequence[Tensor], durations_s: Sequence[float]
+) -> Job:
+    """Make a job of measured durations; the update is spread over the layers by their bytes."""
+    count = len(layers)
+    forward, backward = durations_s[:count], durations_s[2 * count - 1 : count - 1 : -1]
+    update, outside = durations_s[2 * count :]
+    total = sum(tensor.bytes for tensor in tensors)
+    share = [0.0] * count
+    for tensor in tensors:
+        share[tensor.complete_after] += tensor.bytes / total
+    return Job(
+        name,
+        tuple(
+            Layer(*row)
+            for row in zip(
+                layers, forward, backward, (update * part for part in share), strict=True
+            )
+        ),
+        tuple(tensors),
+        outside,
+    )

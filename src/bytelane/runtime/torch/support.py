@@ -1,0 +1,78 @@
+"""What is not supported is refused here, before training starts, with what to do instead."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from bytelane.errors import NotSupported
+
+SUPPORTED_DTYPES = (torch.float32, torch.float64)
+
+# Stepping these for some parameters now and for the others later is bit-equal to one step (see
+# tests/test_stepping.py). By exact type: AdamW has become a subclass of Adam, and a user's subclass
+# may couple parameters.
+SEPARABLE_OPTIMIZERS = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.NAdam,
+)
+
+
+def require_supported(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+) -> None:
+    """Raise NotSupported for the first thing that would go wrong silently."""
+    for problem in _problems(model, optimizer, group):
+        raise NotSupported(problem)
+
+
+def is_separable(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether the optimizer may be stepped for some parameters before the others."""
+    return type(optimizer) in SEPARABLE_OPTIMIZERS
+
+
+def _problems(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+) -> Iterator[str]:
+    if dist.get_backend(group) != "gloo":
+        yield f"the backend is {dist.get_backend(group)}; only gloo is supported so far"
+    if isinstance(model, DistributedDataParallel):
+        yield "the model is wrapped in DistributedDataParallel; give prepare() the model inside it"
+    if type(model).__name__ in ("FullyShardedDataParallel", "OptimizedModule"):
+        yield f"the model is a {type(model).__name__}; give prepare() the plain module"
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False):
+            yield f"{name or 'the model'} has sparse gradients; build it with sparse=False"
+        if isinstance(module, _BatchNorm) and module.track_running_stats:
+            yield (
+                f"{name or 'the model'} keeps running statistics, which are not synchronised yet; "
+                "build it with track_running_stats=False or use another normalisation"
+            )
+    yield from _parameter_problems(model, optimizer)
+
+
+def _parameter_problems(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        yield "the model has no parameter to train"
+    for name, parameter in trained.items():
+        lazy: bool = torch.nn.parameter.is_lazy(parameter)
+        if lazy:
+            yield f"{name} is a lazy parameter; run one batch through the model first"
+        if parameter.device.type != "cpu":
+            yield f"{name} is on {parameter.device}; only CPU tensors are supported so far"
+        if parameter.dtype not in SUPPORTED_DTYPES:
+            yield f"{name} is {parameter.dtype}; only float32 and float64 are supported so far"
+    if len({p.dtype for p in trained.values()}) > 1:
+        yield "the parameters have different dtypes; one dtype for all is supported so far"
+    known = {id(p) for p in model.parameters()}
+    strangers = [p for g in optimizer.param_groups for p in g["params"] if id(p) not in known]
+    if strangers:
+        shape = tuple(strangers[0].shape)
+        yield f"the optimizer holds a parameter of shape {shape} that is not in the model"

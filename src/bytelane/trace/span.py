@@ -1,0 +1,54 @@
+"""What ran where and when, in either engine."""
+
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["forward", "backward", "update", "outside", "transfer"]
+
+
+class Span(msgspec.Struct, frozen=True):
+    """One thing that took time."""
+
+    kind: Kind
+    name: str
+    start_s: float
+    end_s: float
+    iteration: int
+    bytes: int = 0
+    """Transfers only."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """The spans of one worker, on a clock that all of them share."""
+
+    source: str
+    """Whose trace it is: ``simulator``, ``rank 0``..."""
+    spans: tuple[Span, ...]
+    iteration_start_s: dict[int, float]
+    """When the forward pass of each iteration began."""
+
+    def iteration_s(self, iteration: int) -> float | None:
+        """Forward start to the next forward start; None if the next one was not seen."""
+        end = self.iteration_start_s.get(iteration + 1)
+        return None if end is None else end - self.iteration_start_s[iteration]
+
+    def from_iteration(self, first: int, count: int = 1) -> "Trace":
+        """Keep what runs during these iterations; time zero is where they begin."""
+        zero = self.iteration_start_s[first]
+        end = self.iteration_start_s.get(first + count, float("inf"))
+        kept = tuple(
+            msgspec.structs.replace(span, start_s=span.start_s - zero, end_s=span.end_s - zero)
+            for span in self.spans
+            if span.end_s > zero and span.start_s < end
+        )
+        starts = {
+            k: start - zero
+            for k, start in self.iteration_start_s.items()
+            if first <= k <= first + count
+        }
+        return Trace(self.source, kept, starts)

@@ -1,0 +1,101 @@
+"""Quantities as people write them: ``"4MiB"``, ``"10Gbit"``, ``"300us"``.
+
+This is the only place that knows what a unit is called. Inside the package a size is a number of
+bytes, a rate is bytes per second and a time is seconds; names say which.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+
+from bytelane.errors import UnitError
+
+BYTES: Mapping[str, int] = {
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
+BITS_PER_SECOND: Mapping[str, int] = {"bit": 1, "kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9}
+# A time is divided by these: 300 / 1e6 is the float nearest to 300 us, 300 * 1e-6 is not.
+PER_SECOND: Mapping[str, int] = {"ns": 10**9, "us": 10**6, "ms": 10**3, "s": 1}
+
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Read a size; a bare number is bytes."""
+    if isinstance(text, int):
+        return text
+    number, unit = _split(text, "a size", BYTES)
+    size = number * BYTES[unit or "B"]
+    if not size.is_integer():
+        raise UnitError(f"{text!r} is not a whole number of bytes")
+    return int(size)
+
+
+def parse_rate(text: str) -> float:
+    """Read a link rate in bits per second; return bytes per second."""
+    number, unit = _split(text.removesuffix("/s"), "a rate", BITS_PER_SECOND)
+    if not unit:
+        raise UnitError(f"{text!r} has no unit; a rate is written like 10Gbit or 500Mbit")
+    return number * BITS_PER_SECOND[unit] / 8
+
+
+def parse_seconds(text: str) -> float:
+    """Read a time; return seconds. Only zero may stand without a unit."""
+    number, unit = _split(text, "a time", PER_SECOND)
+    if not unit and number != 0:
+        raise UnitError(f"{text!r} has no unit; a time is written like 300us or 1.5ms")
+    return number / PER_SECOND[unit or "s"]
+
+
+def format_bytes(size: int) -> str:
+    """Print a size in binary units where it is round in them, in decimal ones otherwise."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if size >= BYTES[unit] and size % (BYTES[unit] // 4) == 0:
+            return f"{size / BYTES[unit]:g} {unit}"
+    for unit in ("GB", "MB", "kB"):
+        if size >= BYTES[unit]:
+            return f"{size / BYTES[unit]:.4g} {unit}"
+    return f"{size} B"
+
+
+def format_rate(bytes_per_second: float) -> str:
+    """Print a rate in bits per second."""
+    bits = bytes_per_second * 8
+    for unit in ("Gbit", "Mbit", "kbit"):
+        if bits >= BITS_PER_SECOND[unit]:
+            return f"{bits / BITS_PER_SECOND[unit]:.4g} {unit}/s"
+    return f"{bits:.4g} bit/s"
+
+
+def format_seconds(seconds: float) -> str:
+    """Print a time with three or four digits."""
+    for unit in ("s", "ms", "us"):
+        if abs(seconds) * PER_SECOND[unit] >= 1:
+            return f"{seconds * PER_SECOND[unit]:.4g} {unit}"
+    return f"{seconds * PER_SECOND['ns']:.4g} ns" if seconds else "0 s"
+
+
+def _split(text: str, what: str, known: Mapping[str, int]) -> tuple[float, str]:
+    match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise UnitError(f"{text!r} is not {what}; write a number and one of {', '.join(known)}")
+    number, unit = float(match[1]), match[2]
+    if unit and unit not in known:
+        raise UnitError(_wrong_unit(text, what, unit, known))
+    if not math.isfinite(number) or number < 0:
+        raise UnitError(f"{text!r} is not {what}: it must be finite and not negative")
+    return number, unit
+
+
+def _wrong_unit(text: str, what: str, unit: str, known: Mapping[str, int]) -> str:
+    message = f"{text!r} is not {what}: the unit {unit!r} is not one of {', '.join(known)}"
+    if known is BITS_PER_SECOND and unit in BYTES:
+        message += " (rates are in bits per second)"
+    near = [name for name in known if name.lower() == unit.lower()]
+    return f"{message}; did you mean {near[0]}?" if near else message
