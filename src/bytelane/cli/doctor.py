@@ -109,7 +109,7 @@ class _ProbeError(Exception):
 def doctor(as_json: Json = False) -> None:
     """Check what works on this machine, and say how to mend what does not.
 
-    Exit code 1 if something is missing without which nothing can be simulated.
+    Exit code 1 only if something is missing without which nothing works at all.
     """
     findings = [examine(check) for check in CHECKS]
     lacking = [
@@ -228,7 +228,7 @@ def _ns3() -> str:
 
 CHECKS: Sequence[Check] = (
     Check("python", "runs everything", _PYTHON, _python, True),
-    Check("numba", "simulator", _SIM, lambda: _import("numba", _SIM, _NUMBA), True),
+    Check("numba", "fast simulation", _SIM, lambda: _import("numba", _SIM, _NUMBA)),
     Check("matplotlib", "pictures", _PLOT, lambda: _import("matplotlib", _PLOT)),
     Check("torch", "training", _TORCH, _torch),
     Check("gloo", "training on CPUs", _INTERFACE, _gloo),

@@ -1,6 +1,8 @@
 """Ask the simulator: a job, a cluster, and a policy or a plan; back come times and a trace."""
 
+import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Literal
 
 import msgspec
@@ -16,12 +18,15 @@ from bytelane.sim.kernel import Log, Now, Work
 from bytelane.trace import Kind, Span, Trace
 
 Run = Callable[[State, Work, Now, Log], None]
-Engine = Literal["compiled", "interpreted"]
+Engine = Literal["auto", "compiled", "interpreted"]
 
-# The steady state may alternate between iterations: the mean over the last half of these is taken.
-ITERATIONS = 16
+# When a backward pass starts, all tensors have arrived and the link is idle, so every iteration
+# but the first takes the same time. The mean over the last half evens out rounding only.
+ITERATIONS = 4
 # The trace shows two of them and what was still on the link when the first began.
 KEPT = 3
+# Loading compiled code costs as much as interpreting this many steps and operations (0.5 s).
+WORTH_COMPILING = 8000
 
 
 class Simulation(msgspec.Struct, frozen=True):
@@ -59,9 +64,9 @@ class Simulation(msgspec.Struct, frozen=True):
         return Plan.record(self.schedule, self.job, self.pieces, order, version)
 
 
-def runner(engine: Engine) -> Run:
-    """Return the kernel's loop, compiled or as it stands."""
-    if engine == "interpreted":
+def runner(engine: Engine, size: int) -> Run:
+    """Return the kernel's loop, compiled or as it stands: the results are the same bit for bit."""
+    if engine == "interpreted" or (engine == "auto" and not _worth_compiling(size)):
         return kernel.run
     from bytelane.sim.compiled import load_compiled
 
@@ -69,15 +74,20 @@ def runner(engine: Engine) -> Run:
     return compiled
 
 
+def _worth_compiling(size: int) -> bool:
+    loaded = "bytelane.sim.compiled" in sys.modules
+    return loaded or (size >= WORTH_COMPILING and find_spec("numba") is not None)
+
+
 def simulate(
-    job: Job, cluster: Cluster, schedule: Policy | Plan, engine: Engine = "compiled"
+    job: Job, cluster: Cluster, schedule: Policy | Plan, engine: Engine = "auto"
 ) -> Simulation:
     """Simulate training on one serial link until the steady state."""
     pieces = schedule.cut(job) if isinstance(schedule, Policy) else schedule.pieces
     state = policy_state(schedule, job) if isinstance(schedule, Policy) else plan_state(schedule)
     work = _work(job, cluster, state, schedule.barrier)
     log = _log(work)
-    runner(engine)(state, work, _now(job, state), log)
+    runner(engine, work.step_s.size + work.send_s.size)(state, work, _now(job, state), log)
     half = ITERATIONS // 2
     steady = log.iteration_start[-1] - log.iteration_start[-1 - half]
     return Simulation(

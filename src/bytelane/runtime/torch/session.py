@@ -78,6 +78,7 @@ class Session:
         self._tensor_of = {id(p): t for t, p in enumerate(self.parameters)}
         self._behind: dict[int, int] = {}
         self._iteration_open = False
+        self._opened_in = 0
         self._steps = 0
         self._waiting_optimizer = not is_separable(optimizer)
         self.onlooker = Onlooker(self._behind, self.settle_parameters)
@@ -134,11 +135,13 @@ class Session:
         self.watch.start("backward", OUTSIDE)
 
     def _open_iteration(self, tensor: int) -> None:
-        if not self._iteration_open:
+        if self._owed:  # by modules that this forward pass has left out
             self.flush()
+        if not self._iteration_open:
             self._engine.begin_iteration()
             self._transport.begin_iteration()
             self._iteration_open = True
+            self._opened_in = self.watch.iteration
         elif self._engine.is_ready(tensor):
             raise NotSupported(
                 f"a second backward pass reached {self.names[tensor]} before optimizer.step(); "
@@ -271,7 +274,7 @@ class Session:
         if self._iteration_open and not self._behind:
             self._iteration_open = False
             transfers = self._engine.transfers
-            self.watch.add_transfers(transfers, self.plan, self.names, self.watch.iteration)
+            self.watch.add_transfers(transfers, self.plan, self.names, self._opened_in)
 
     # --- plans ---------------------------------------------------------------------------------
 

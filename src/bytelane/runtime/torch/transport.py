@@ -1,9 +1,10 @@
 """Carry operations with torch.distributed all-reduces on a process group of their own.
 
 Each operation has a flat buffer. The moment a gradient is complete it is copied into it, divided by
-the number of workers *before* the sum, as DDP does. The last element of a buffer is a stamp, the
-operation's number in the run: collectives match by launch order, and gloo adds up whatever meets.
-If two ranks ever launch different operations, the stamps do not add up, and nothing is applied.
+the number of workers *before* the sum, as DDP does. The last element of a buffer is a stamp
+made of plan, iteration and operation: collectives match by launch order, and gloo adds up whatever
+meets. If two ranks ever launch different operations, the stamps do not add up, and the sum is not
+applied.
 """
 
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ class AllReduceTransport:
         self._names = names
         self._world = group.size()
         self._round = 0
+        self._first_stamp = int(plan.digest[:8], 16)
         size = dtype.itemsize
         self._buffers = [
             torch.zeros(operation.bytes // size + 1, dtype=dtype) for operation in plan.operations
@@ -81,7 +83,7 @@ class AllReduceTransport:
         work.get_future().add_done_callback(completed)
 
     def _stamp(self, operation: int) -> int:
-        number = self._round * len(self._buffers) + operation
+        number = self._first_stamp + self._round * len(self._buffers) + operation
         return number % (EXACT_INTEGERS // self._world)
 
     def _check(self, operation: int, stamp: int) -> PlanMismatch | None:
@@ -91,5 +93,5 @@ class AllReduceTransport:
         name = self._names[self._plan.operations[operation].parts[0].tensor]
         return PlanMismatch(
             f"operation {operation} ({name}) met another operation on another rank: "
-            f"the stamps add up to {found:g} instead of {stamp * self._world}; nothing was applied"
+            f"the stamps add up to {found:g} instead of {stamp * self._world}; it was not applied"
         )

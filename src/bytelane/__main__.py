@@ -1,0 +1,5 @@
+"""``python -m bytelane``."""
+
+from bytelane.cli import main
+
+main()

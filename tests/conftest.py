@@ -1,0 +1,25 @@
+"""What every test shares."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+from ranks import Pool
+
+# Timing does not belong in tests, least of all on a machine that others use too.
+settings.register_profile("bytelane", deadline=None)
+settings.load_profile("bytelane")
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[Pool]:
+    """Two processes that stay for the whole run, so that a case costs well under a second."""
+    with Pool(2) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[Pool]:
+    with Pool(4) as pool:
+        yield pool

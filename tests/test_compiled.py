@@ -1,0 +1,93 @@
+"""The compiled simulator is the interpreted one, faster."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bytelane.cluster import Cluster, Link
+from bytelane.core import Knobs, make_policy
+from bytelane.job import Job
+from bytelane.sim import compiled, simulate
+from strategies import jobs
+
+uneven = st.floats(0, 1e-2, allow_subnormal=False)
+
+
+@settings(deadline=None)  # the first example may compile
+@given(
+    jobs(max_layers=20, max_tensors=30),
+    st.builds(Knobs, st.integers(1, 40), st.integers(1, 80)),
+    st.integers(1, 9),
+    st.floats(1e-3, 1e6),
+    uneven,
+    uneven,
+    st.sampled_from(["fifo", "bytescheduler"]),
+)
+def test_compiled_equals_interpreted_bit_for_bit(
+    job: Job, knobs: Knobs, workers: int, rate: float, theta: float, lam: float, name: str
+) -> None:
+    cluster = Cluster(workers, Link(rate, theta, lam))
+    policy = make_policy(name, job, knobs)
+    fast = simulate(job, cluster, policy, "compiled")
+    slow = simulate(job, cluster, policy, "interpreted")
+    assert fast.iteration_s == slow.iteration_s
+    for mine, other in zip(fast.log, slow.log, strict=True):
+        assert np.array_equal(mine, other, equal_nan=True)
+
+
+RUN = """
+from bytelane import Cluster, Job, Layer, Link, Tensor
+from bytelane.core import Knobs, make_policy
+from bytelane.sim import simulate
+from bytelane.sim.compiled import load_compiled
+job = Job("x", (Layer("a", 1.0, 1.0),), (Tensor("a", 8, (0,)),))
+simulate(job, Cluster(2, Link(8.0)), make_policy("bytescheduler", job, Knobs(4, 4)))
+print(len(load_compiled().run.stats.cache_hits), len(load_compiled().run.stats.cache_misses))
+"""
+
+
+def run_in_new_process(cache: Path) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        env={"BYTELANE_CACHE": str(cache), "HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout.strip(), done.stderr
+
+
+def test_a_second_process_does_not_compile_again(tmp_path: Path) -> None:
+    hits_and_misses, said = run_in_new_process(tmp_path)
+    assert hits_and_misses == "0 1"
+    assert "compiling the simulator" in said
+    hits_and_misses, said = run_in_new_process(tmp_path)
+    assert hits_and_misses == "1 0"
+    assert said == ""
+
+
+def test_the_cache_folder_is_named_by_the_text_of_both_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BYTELANE_CACHE", str(tmp_path))
+    first = compiled._source_file()
+    assert compiled._source_file() == first
+    text = {compiled.sim_kernel: "a = 1", compiled.core_kernel: "b = 2"}
+    monkeypatch.setattr(compiled.inspect, "getsource", text.__getitem__)
+    assert compiled._source_file().parent != first.parent
+
+
+def test_without_a_writable_cache_a_temporary_folder_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BYTELANE_CACHE", raising=False)
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(compiled.tempfile, "gettempdir", lambda: str(tmp_path / "temp"))
+    assert (tmp_path / "temp") in compiled._source_file().parents

@@ -1,0 +1,68 @@
+"""Cutting tensors: nothing is lost, nothing is sent twice, no piece is too large."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bytelane.core import Pieces, SubTask, label, partition
+from bytelane.errors import InputError
+
+sizes = st.lists(st.integers(1, 1000), max_size=12)
+
+
+@given(sizes, st.integers(1, 300))
+def test_parts_cover_every_byte_once_and_in_order(tensor_bytes: list[int], part: int) -> None:
+    pieces = partition(tensor_bytes, [part] * len(tensor_bytes))
+    seen = [(t, b) for t, a, z in zip(*pieces[1:], strict=True) for b in range(a, z)]
+    assert seen == [(t, b) for t, size in enumerate(tensor_bytes) for b in range(size)]
+
+
+@given(sizes, st.integers(1, 300))
+def test_only_the_last_part_of_a_tensor_is_smaller(tensor_bytes: list[int], part: int) -> None:
+    pieces = partition(tensor_bytes, [part] * len(tensor_bytes))
+    for tensor, size in enumerate(tensor_bytes):
+        lengths = (pieces.stop - pieces.start)[pieces.tensor == tensor].tolist()
+        assert lengths == [part] * (size // part) + ([size % part] if size % part else [])
+
+
+@given(sizes)
+def test_none_keeps_tensors_whole(tensor_bytes: list[int]) -> None:
+    pieces = partition(tensor_bytes, [None] * len(tensor_bytes))
+    assert pieces.stop.tolist() == tensor_bytes
+    assert pieces.operation_count == len(tensor_bytes)
+
+
+@given(sizes, st.integers(1, 300))
+def test_rows_and_objects_say_the_same(tensor_bytes: list[int], part: int) -> None:
+    pieces = partition(tensor_bytes, [part] * len(tensor_bytes))
+    again = Pieces.of(pieces.sub_tasks())
+    assert all(np.array_equal(a, b) for a, b in zip(pieces, again, strict=True))
+
+
+def test_tensors_may_have_different_parts() -> None:
+    assert partition([10, 10], [4, None]).sub_tasks() == [
+        (SubTask(0, 0, 4),),
+        (SubTask(0, 4, 8),),
+        (SubTask(0, 8, 10),),
+        (SubTask(1, 0, 10),),
+    ]
+
+
+@pytest.mark.parametrize("part", [0, -4])
+def test_an_empty_part_is_refused(part: int) -> None:
+    with pytest.raises(InputError, match="cannot hold anything"):
+        partition([10], [part])
+
+
+@pytest.mark.parametrize(("start", "stop"), [(3, 3), (4, 2), (-1, 2)])
+def test_an_empty_piece_is_refused(start: int, stop: int) -> None:
+    with pytest.raises(InputError, match="not a piece"):
+        SubTask(0, start, stop)
+
+
+def test_labels_name_the_first_tensor() -> None:
+    names, sizes = ["conv", "fc"], [100, 8 * 2**20]
+    assert label([SubTask(0, 0, 100)], names, sizes) == "conv"
+    assert label([SubTask(1, 4 * 2**20, 8 * 2**20)], names, sizes) == "fc@4 MiB"
+    assert label([SubTask(0, 0, 100), SubTask(1, 0, 8)], names, sizes) == "conv + 1 more"

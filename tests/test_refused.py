@@ -1,0 +1,155 @@
+"""What is not supported yet is refused with a sentence, never done wrong."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import bytelane
+from bytelane.errors import InputError, NotSupported
+from ranks import Pool
+from training import loss_of, make, train
+
+
+def sgd(*models: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.1)
+
+
+def lazy() -> tuple[Any, Any]:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LazyLinear(3))
+    return model, torch.optim.SGD(model[0].parameters(), lr=0.1)
+
+
+def mixed() -> tuple[Any, Any]:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3).double())
+    return model, sgd(model)
+
+
+def with_optimizer(model: torch.nn.Module) -> tuple[Any, Any]:
+    return model, sgd(model)
+
+
+def frozen() -> tuple[Any, Any]:
+    model = torch.nn.Linear(3, 3).requires_grad_(False)
+    return model, sgd(model)
+
+
+BEFORE_TRAINING: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
+    "wrapped": (
+        lambda: with_optimizer(DistributedDataParallel(torch.nn.Linear(3, 3))),
+        "give prepare() the model inside it",
+    ),
+    "compiled": (
+        lambda: with_optimizer(torch.compile(torch.nn.Linear(3, 3))),
+        "is a OptimizedModule; give prepare() the plain module",
+    ),
+    "sparse": (
+        lambda: with_optimizer(torch.nn.Embedding(4, 4, sparse=True)),
+        "the model has sparse gradients",
+    ),
+    "batch norm": (
+        lambda: with_optimizer(torch.nn.Sequential(torch.nn.BatchNorm1d(4))),
+        "0 keeps running statistics",
+    ),
+    "half": (lambda: with_optimizer(torch.nn.Linear(3, 3).half()), "weight is torch.float16"),
+    "lazy": (lazy, "1.weight is a lazy parameter"),
+    "meta": (lambda: with_optimizer(torch.nn.Linear(3, 3, device="meta")), "weight is on meta"),
+    "mixed": (mixed, "different dtypes"),
+    "nothing to train": (frozen, "no parameter to train"),
+    "a stranger": (
+        lambda: (torch.nn.Linear(3, 3), sgd(torch.nn.Linear(5, 2))),
+        "shape (2, 5) that is not in the model",
+    ),
+}
+
+
+def refused_before(rank: int, case: str) -> str:
+    model, optimizer = BEFORE_TRAINING[case][0]()
+    try:
+        bytelane.prepare(model, optimizer)
+    except NotSupported as error:
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize("case", BEFORE_TRAINING)
+def test_refused_before_training_starts(two_ranks: Pool, case: str) -> None:
+    for message in two_ranks.run(refused_before, case=case):
+        assert BEFORE_TRAINING[case][1] in message
+
+
+def second_backward(rank: int, net: Any, opt: Any) -> None:
+    loss_of(net, rank, 0).backward()
+    loss_of(net, rank, 1).backward()
+
+
+def unused_parameter(rank: int, net: Any, opt: Any) -> None:
+    net[0](torch.ones(24)).sum().backward()
+    opt.step()
+
+
+def closure(rank: int, net: Any, opt: Any) -> None:
+    opt.step(lambda: loss_of(net, rank, 0))
+
+
+def prepared_twice(rank: int, net: Any, opt: Any) -> None:
+    bytelane.prepare(net, opt)
+
+
+def unfrozen(rank: int, net: Any, opt: Any) -> None:
+    net[5].bias.requires_grad_(True)
+    train(net, opt, rank, steps=1)
+
+
+WHILE_TRAINING: dict[str, tuple[Callable[[int, Any, Any], None], str]] = {
+    "second backward": (second_backward, "gradient accumulation is not supported yet"),
+    "unused parameter": (unused_parameter, "2.weight got no gradient"),
+    "closure": (closure, "step(closure) is not supported yet"),
+    "prepared twice": (prepared_twice, "prepared already"),
+    "unfrozen": (unfrozen, "unfreezing is not supported yet"),
+}
+
+
+def refused_while(rank: int, case: str, after: int) -> str:
+    net, opt = make()
+    if case == "unfrozen":
+        net[5].bias.requires_grad_(False)
+    bytelane.prepare(net, opt, partition="1KiB", timeout_s=20)
+    train(net, opt, rank, steps=after)
+    try:
+        WHILE_TRAINING[case][0](rank, net, opt)
+    except NotSupported as error:
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize("after", [0, 5], ids=["in the first iteration", "under a plan"])
+@pytest.mark.parametrize("case", WHILE_TRAINING)
+def test_refused_while_training(two_ranks: Pool, case: str, after: int) -> None:
+    for message in two_ranks.run(refused_while, case=case, after=after):
+        assert WHILE_TRAINING[case][1] in message
+
+
+def test_without_a_process_group_there_is_nothing_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    net, opt = make()
+    assert bytelane.prepare(net, opt) == (net, opt)
+    assert "one worker, nothing to synchronise" in capsys.readouterr().out
+    train(net, opt, rank=0, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"policy": "bytescheduller"}, "did you mean bytescheduler"),
+        ({"partition": "0B"}, "must be 1 or more"),
+        ({"partition": "1Gbit"}, "not a size"),
+        ({"policy": "fifo", "credit": "1MiB"}, "has no effect under policy fifo"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        bytelane.prepare(*make(), **arguments)
