@@ -34,7 +34,8 @@ contracts: $(VENV)/.dev
 # The core has its own, stricter rule: every branch is taken by some test.
 unit: $(VENV)/.dev
 	$(BIN)/coverage erase
-	$(BIN)/pytest --cov --cov-report=
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include='src/bytelane/core/*' --fail-under=100
 

@@ -1,6 +1,6 @@
 """CPU seconds of the commands that people type most, each in a new process.
 
-    python benchmarks/startup.py
+python benchmarks/startup.py
 """
 
 import platform

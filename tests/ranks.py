@@ -77,12 +77,12 @@ class Pool:
             self._pipes.append(ours)
 
     def _end(self) -> None:
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
         for pipe in self._pipes:
-            pipe.close()
+            pipe.close()  # a rank that is well ends by itself, and writes down its coverage
+        for process in self._processes:
+            process.join(timeout=5)
+            process.kill()
+            process.join()
         self._processes, self._pipes = [], []
 
 

@@ -148,7 +148,6 @@ def test_every_span_is_in_the_file_once(
     assert sorted(written) == sorted(given)
 
 
-@pytest.mark.xfail(reason="what began before time zero is written with a negative ts")
 def test_no_event_is_before_time_zero_since_perfetto_drops_those(tmp_path: Path) -> None:
     save_chrome([three_iterations().from_iteration(1)], tmp_path / "t.json")
     events = [e for e in read(tmp_path / "t.json") if e["ph"] == "X"]

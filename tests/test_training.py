@@ -1,8 +1,10 @@
 """Training for real, on two and four processes, beside DDP."""
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -398,3 +400,17 @@ def different_models(rank: int) -> str:
 def test_different_models_are_noticed_on_every_rank(two_ranks: Pool) -> None:
     for message in two_ranks.run(different_models):
         assert message == "the model differs between ranks: rank 1 does not agree with rank 0"
+
+
+def dropped(rank: int) -> bool:
+    net, opt = make()
+    bytelane.prepare(net, opt, **SMALL_PARTS)
+    train(net, opt, rank, steps=5)
+    session = weakref.ref(session_of(net))
+    del net, opt
+    gc.collect()
+    return session() is None
+
+
+def test_a_dropped_model_takes_its_session_along(two_ranks: Pool) -> None:
+    assert two_ranks.run(dropped) == [True, True]

@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 
-if sys.version_info < (3, 11):
+if sys.version_info < (3, 11):  # noqa: UP036  (it is older Pythons that this is for)
     sys.exit(
         "bytelane needs Python 3.11 or newer, and this is "
         f"{sys.version.split()[0]}; name another one with: make PYTHON=python3.11 ..."

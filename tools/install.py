@@ -1,4 +1,4 @@
-"""Install this package and the named extras into the running environment, at the tested versions."""
+"""Install this package and the named extras here, at the tested versions."""
 
 import os
 import subprocess

@@ -4,9 +4,9 @@ This is the only place that knows what a unit is called. Inside the package a si
 bytes, a rate is bytes per second and a time is seconds; names say which.
 """
 
-import math
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 
 from bytelane.errors import UnitError
 
@@ -20,10 +20,11 @@ BYTES: Mapping[str, int] = {
     "GiB": 2**30,
 }
 BITS_PER_SECOND: Mapping[str, int] = {"bit": 1, "kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9}
-# A time is divided by these: 300 / 1e6 is the float nearest to 300 us, 300 * 1e-6 is not.
 PER_SECOND: Mapping[str, int] = {"ns": 10**9, "us": 10**6, "ms": 10**3, "s": 1}
+_MICRO = str.maketrans("µμ", "uu")  # the sign and the Greek letter look the same
 
-_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
+_BEYOND = 10**300  # where floats end
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*([A-Za-zµμ]*)\s*")
 
 
 def parse_bytes(text: str | int) -> int:
@@ -32,17 +33,17 @@ def parse_bytes(text: str | int) -> int:
         return text
     number, unit = _split(text, "a size", BYTES)
     size = number * BYTES[unit or "B"]
-    if not size.is_integer():
+    if size % 1:
         raise UnitError(f"{text!r} is not a whole number of bytes")
     return int(size)
 
 
 def parse_rate(text: str) -> float:
     """Read a link rate in bits per second; return bytes per second."""
-    number, unit = _split(text.removesuffix("/s"), "a rate", BITS_PER_SECOND)
+    number, unit = _split(text, "a rate", BITS_PER_SECOND)
     if not unit:
         raise UnitError(f"{text!r} has no unit; a rate is written like 10Gbit or 500Mbit")
-    return number * BITS_PER_SECOND[unit] / 8
+    return float(number * BITS_PER_SECOND[unit] / 8)
 
 
 def parse_seconds(text: str) -> float:
@@ -50,14 +51,14 @@ def parse_seconds(text: str) -> float:
     number, unit = _split(text, "a time", PER_SECOND)
     if not unit and number != 0:
         raise UnitError(f"{text!r} has no unit; a time is written like 300us or 1.5ms")
-    return number / PER_SECOND[unit or "s"]
+    return float(number / PER_SECOND[unit or "s"])
 
 
 def format_bytes(size: int) -> str:
     """Print a size in binary units where it is round in them, in decimal ones otherwise."""
     for unit in ("GiB", "MiB", "KiB"):
-        if size >= BYTES[unit] and size % (BYTES[unit] // 4) == 0:
-            return f"{size / BYTES[unit]:g} {unit}"
+        if BYTES[unit] <= size < 10_000 * BYTES[unit] and size % (BYTES[unit] // 4) == 0:
+            return f"{size / BYTES[unit]:.6g} {unit}"
     for unit in ("GB", "MB", "kB"):
         if size >= BYTES[unit]:
             return f"{size / BYTES[unit]:.4g} {unit}"
@@ -74,21 +75,23 @@ def format_rate(bytes_per_second: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Print a time with three or four digits."""
+    """Print a time with up to four digits."""
     for unit in ("s", "ms", "us"):
         if abs(seconds) * PER_SECOND[unit] >= 1:
             return f"{seconds * PER_SECOND[unit]:.4g} {unit}"
     return f"{seconds * PER_SECOND['ns']:.4g} ns" if seconds else "0 s"
 
 
-def _split(text: str, what: str, known: Mapping[str, int]) -> tuple[float, str]:
-    match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
+def _split(text: str, what: str, known: Mapping[str, int]) -> tuple[Fraction, str]:
+    """Read the number exactly: 4.1 MB are 4100000 bytes, and no float is 4.1."""
+    plain = str(text).strip().removesuffix("/s") if known is BITS_PER_SECOND else str(text)
+    match = _QUANTITY.fullmatch(plain)
     if match is None:
         raise UnitError(f"{text!r} is not {what}; write a number and one of {', '.join(known)}")
-    number, unit = float(match[1]), match[2]
+    number, unit = Fraction(match[1]), match[2].translate(_MICRO)
     if unit and unit not in known:
         raise UnitError(_wrong_unit(text, what, unit, known))
-    if not math.isfinite(number) or number < 0:
+    if not 0 <= number < _BEYOND:
         raise UnitError(f"{text!r} is not {what}: it must be finite and not negative")
     return number, unit
 
@@ -97,5 +100,11 @@ def _wrong_unit(text: str, what: str, unit: str, known: Mapping[str, int]) -> st
     message = f"{text!r} is not {what}: the unit {unit!r} is not one of {', '.join(known)}"
     if known is BITS_PER_SECOND and unit in BYTES:
         message += " (rates are in bits per second)"
-    near = [name for name in known if name.lower() == unit.lower()]
+    near = [name for name in known if unit.lower() in _spellings(name)]
     return f"{message}; did you mean {near[0]}?" if near else message
+
+
+def _spellings(unit: str) -> set[str]:
+    """How people also write a unit: 10gbit, 10Gb, 10Gbps."""
+    plain = unit.lower()
+    return {plain, plain.replace("bit", "b"), plain.replace("bit", "bps")}

@@ -1,5 +1,7 @@
 """Where ``bytelane`` begins: collect the verbs, and turn every expected error into one sentence."""
 
+import io
+import os
 import sys
 
 import typer
@@ -36,18 +38,25 @@ def _options(
 
 def main() -> None:
     """Run a verb. Bad input is one sentence and exit code 2, never a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a name that the terminal cannot show
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a reader that has left can still be handled
     except BytelaneError as error:
-        sys.exit(_complain(str(error), code=2))
+        sys.exit(_complain(str(error)))
     except BrokenPipeError:
-        # The reader (head, less) has left; Python would complain again when it flushes at exit.
-        sys.stderr.close()
+        # Python flushes once more at exit; let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        sys.exit(_complain(f"{error.filename or 'output'}: {error.strerror}"))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
 
 
-def _complain(message: str, code: int) -> int:
+def _complain(message: str) -> int:
     print(f"bytelane: error: {message}", file=sys.stderr)
-    return code
+    return 2

@@ -27,7 +27,10 @@ class Link(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate) and self.rate > 0):
-            raise InputError(f"a link rate of {format_rate(self.rate)} cannot carry anything")
+            raise InputError(
+                f"a link of {format_rate(self.rate)} cannot carry anything; "
+                "its rate must be finite and above 0"
+            )
         for field in ("overhead_s", "latency_s"):
             seconds = getattr(self, field)
             if not (math.isfinite(seconds) and seconds >= 0):

@@ -14,8 +14,10 @@ class Knobs(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         for field in ("partition_bytes", "credit_bytes"):
-            if getattr(self, field) < 1:
-                raise InputError(f"{field} is {getattr(self, field)}; it must be 1 or more")
+            if not 1 <= getattr(self, field) <= NO_LIMIT:
+                raise InputError(
+                    f"{field} is {getattr(self, field)}; it must be 1 or more, and fit in 64 bits"
+                )
 
 
 class CreditWindow(msgspec.Struct, frozen=True):

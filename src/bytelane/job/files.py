@@ -4,10 +4,10 @@ The file speaks milliseconds and lets a layer carry its tensor as ``bytes = ...`
 only seconds and tensors. Every complaint names the file and the field.
 """
 
+import json
 import math
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -19,7 +19,7 @@ from bytelane.units import parse_bytes, parse_seconds
 class _LayerEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     forward_ms: float | str
     backward_ms: float | str
-    name: str = ""
+    name: str | None = None
     update_ms: float | str = 0.0
     bytes: int | str = 0
 
@@ -41,7 +41,9 @@ def load(path: str | Path) -> Job:
     """Read a job from a ``.toml`` or ``.json`` file."""
     path = Path(path)
     try:
-        return _to_job(msgspec.convert(_parse(path), _JobFile))
+        return _to_job(_parse(path))
+    except JobFileError:
+        raise
     except FileNotFoundError:
         raise JobFileError(f"{path}: there is no such file") from None
     except OSError as error:
@@ -50,10 +52,13 @@ def load(path: str | Path) -> Job:
         raise JobFileError(f"{path}: not valid TOML: {error}") from None
     except UnicodeDecodeError:
         raise JobFileError(f"{path}: not a text file") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise JobFileError(f"{path}: not valid JSON: {error.msg} (at {where})") from None
     except msgspec.ValidationError as error:
-        raise JobFileError(f"{path}: {_with_plain_path(str(error))}") from None
-    except msgspec.DecodeError as error:
-        raise JobFileError(f"{path}: not valid JSON: {error}") from None
+        raise JobFileError(f"{path}: {_in_plain_words(str(error))}") from None
+    except RecursionError:
+        raise JobFileError(f"{path}: is nested too deeply to be a job") from None
     except InputError as error:
         raise JobFileError(f"{path}: {error}") from None
 
@@ -70,12 +75,21 @@ def save(job: Job, path: str | Path) -> None:
         raise JobFileError(f"{path}: a job file ends in .toml or .json")
 
 
-def _parse(path: Path) -> Any:
-    if path.suffix == ".json":
-        return msgspec.json.decode(path.read_bytes())
+def _parse(path: Path) -> _JobFile:
+    if path.suffix not in (".json", ".toml"):
+        raise JobFileError(f"{path}: a job file ends in .toml or .json")
+    text = path.read_text(encoding="utf-8-sig")
+    if not text.strip():
+        raise JobFileError(f"{path}: the file is empty")
     if path.suffix == ".toml":
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    raise JobFileError(f"{path}: a job file ends in .toml or .json")
+        return msgspec.convert(tomllib.loads(text), _JobFile)
+    try:
+        return msgspec.json.decode(text, type=_JobFile)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        json.loads(text)  # knows the line of a syntax error
+        raise JobFileError(f"{path}: not valid JSON") from None
 
 
 def _to_job(file: _JobFile) -> Job:
@@ -85,7 +99,7 @@ def _to_job(file: _JobFile) -> Job:
     tensors = []
     for i, entry in enumerate(file.layers):
         where = f"layers[{i}]"
-        name = entry.name or f"layer{i}"
+        name = f"layer{i}" if entry.name is None else entry.name
         layers.append(
             Layer(
                 name,
@@ -161,8 +175,26 @@ def _shorthand(job: Job) -> dict[int, int]:
     return sizes if said == job.tensors else {}
 
 
-def _with_plain_path(message: str) -> str:
+_WORDS = {
+    "`float | str`": "a number, or a string with its unit",
+    "`int | str`": "a whole number, or a string with its unit",
+    "`array`": "a list",
+    "`object`": "a table",
+    "`int`": "a whole number",
+    "`float`": "a number",
+    "`str`": "a string",
+    "`bool`": "true or false",
+    "`null`": "null",
+    "Object missing required field": "there is no field",
+    "Object contains unknown field": "there is no use for the field",
+    "Expected": "expected",
+}
+
+
+def _in_plain_words(message: str) -> str:
     """Turn msgspec's ``... - at `$.layers[3].forward_ms` `` into ``layers[3].forward_ms: ...``."""
     text, _, path = message.partition(" - at `$")
+    for theirs, ours in _WORDS.items():
+        text = text.replace(theirs, ours)
     place = path.rstrip("`").lstrip(".")
     return f"{place}: {text}" if place else text

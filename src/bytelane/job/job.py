@@ -6,12 +6,13 @@ tied weights, several tensors a layer and layers without parameters all ordinary
 """
 
 import math
-from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import msgspec
 
 from bytelane.errors import InputError
+
+LARGEST_TENSOR = 2**50
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -39,8 +40,8 @@ class Tensor(msgspec.Struct, frozen=True):
     layers: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if self.bytes <= 0:
-            raise InputError(f"tensor {self.name!r} has {self.bytes} bytes; it needs at least 1")
+        if not 1 <= self.bytes <= LARGEST_TENSOR:
+            raise InputError(f"tensor {self.name!r} has {self.bytes} bytes; 1 to 2**50 will do")
         if not self.layers:
             raise InputError(f"tensor {self.name!r} is used by no layer")
         if any(a >= b for a, b in zip(self.layers, self.layers[1:], strict=False)):
@@ -85,17 +86,6 @@ class Job(msgspec.Struct, frozen=True, dict=True):
     def compute_s(self) -> float:
         """What an iteration takes when nothing has to be communicated."""
         return math.fsum(layer.compute_s for layer in self.layers) + self.outside_s
-
-    def ready_order(self) -> Iterator[int]:
-        """Tensors in the order in which backward completes their gradients."""
-        indices = range(len(self.tensors))
-        return iter(sorted(indices, key=lambda t: -self.tensors[t].complete_after))
-
-
-def tensors_of_layers(layers: Sequence[Layer], sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """Give each layer with bytes one tensor of its own name."""
-    pairs = zip(layers, sizes, strict=True)
-    return tuple(Tensor(a.name, size, (i,)) for i, (a, size) in enumerate(pairs) if size)
 
 
 def _require_time(seconds: float, what: str) -> None:

@@ -4,8 +4,10 @@ The kernel paces each *connection*; a ring all-reduce sends on one connection pe
 is the same as a link. There are no shared queues and no priorities in this mode.
 """
 
+import errno
 import os
 import socket
+import struct
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -29,15 +31,22 @@ def open_sockets() -> set[int]:
 
 def pace(descriptors: Iterable[int], rate: float) -> int:
     """Limit those that are connected TCP sockets to ``rate`` bytes per second; count them."""
-    if rate < 1:
-        raise InputError(f"a rate of {rate} bytes per second cannot carry anything")
+    if not 1 <= rate < 2**63:
+        raise InputError(f"{rate} bytes per second cannot be paced; use at least 1")
+    # Eight bytes: as a C int the rate would end at 17 Gbit/s.
+    limit = struct.pack("Q", int(rate))
     paced = 0
     for descriptor in descriptors:
-        connection = socket.socket(fileno=os.dup(descriptor))  # a copy: ours to close
-        with connection:
-            if connection.type == socket.SOCK_STREAM and _is_connected(connection):
-                connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, int(rate))
-                paced += 1
+        copy = os.dup(descriptor)  # ours to close
+        try:
+            with socket.socket(fileno=copy) as connection:
+                if connection.type == socket.SOCK_STREAM and _is_connected(connection):
+                    connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, limit)
+                    paced += 1
+        except OSError as error:
+            if error.errno != errno.ENOTSOCK:
+                raise
+            os.close(copy)
     return paced
 
 

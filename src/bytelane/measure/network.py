@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from bytelane.cluster import Link
+from bytelane.errors import InputError
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -53,6 +54,8 @@ def fit_link(samples: Sequence[Sample], wire_factor: float) -> Link:
     slope, overhead, latency = np.linalg.lstsq(
         rows * weights[:, None], times * weights, rcond=None
     )[0]
+    if not slope > 0:
+        raise InputError("larger messages were not slower: the measurement is too noisy for a fit")
     return Link(
         rate=float(wire_factor / slope),
         overhead_s=max(0.0, float(overhead)),

@@ -12,6 +12,7 @@ from bytelane.cluster import Cluster
 from bytelane.core import Pieces, Plan, Policy, label
 from bytelane.core.kernel import State
 from bytelane.core.scheduler import plan_state, policy_state
+from bytelane.errors import InputError
 from bytelane.job import Job
 from bytelane.sim import kernel
 from bytelane.sim.kernel import Log, Now, Work
@@ -50,6 +51,16 @@ class Simulation(msgspec.Struct, frozen=True):
         return max(self.compute_s, self.communication_s)
 
     @property
+    def policy(self) -> str:
+        """The policy's name, also of a plan that was made by one."""
+        return self.schedule.policy if isinstance(self.schedule, Plan) else self.schedule.name
+
+    @property
+    def operations(self) -> int:
+        """How many are sent in an iteration."""
+        return self.pieces.operation_count if self.cluster.workers > 1 else 0
+
+    @property
     def trace(self) -> Trace:
         """The last iterations; transfers are complete for all but the last of them."""
         starts = self.log.iteration_start[-1 - KEPT :] - self.log.iteration_start[-1 - KEPT]
@@ -86,6 +97,7 @@ def simulate(
     pieces = schedule.cut(job) if isinstance(schedule, Policy) else schedule.pieces
     state = policy_state(schedule, job) if isinstance(schedule, Policy) else plan_state(schedule)
     work = _work(job, cluster, state, schedule.barrier)
+    _require_finite(work)
     log = _log(work)
     runner(engine, work.step_s.size + work.send_s.size)(state, work, _now(job, state), log)
     half = ITERATIONS // 2
@@ -121,6 +133,14 @@ def _work(job: Job, cluster: Cluster, state: State, barrier: bool) -> Work:
         latency_s=float(cluster.link.latency_s),
         barrier=barrier,
     )
+
+
+def _require_finite(work: Work) -> None:
+    with np.errstate(over="ignore"):
+        total = work.step_s.sum() + work.send_s.sum() + work.send_s.size * work.latency_s
+        finite = np.isfinite(total * ITERATIONS)
+    if not finite:
+        raise InputError("these times are so long that they cannot be added up")
 
 
 def _now(job: Job, state: State) -> Now:

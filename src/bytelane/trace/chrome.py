@@ -17,7 +17,9 @@ COMPUTE_TRACK = 0
 
 def save_chrome(traces: Sequence[Trace], path: str | Path) -> None:
     """Write several traces into one file, one under the other."""
-    events = [event for pid, trace in enumerate(traces) for event in _events(trace, pid)]
+    # Perfetto drops what begins before zero, as an update before the first forward pass does.
+    zero = min((span.start_s for trace in traces for span in trace.spans), default=0.0)
+    events = [e for pid, trace in enumerate(traces) for e in _events(trace, pid, min(zero, 0.0))]
     document = {"traceEvents": events, "displayTimeUnit": "ms"}
     Path(path).write_bytes(msgspec.json.encode(document))
 
@@ -34,21 +36,21 @@ def spread(spans: Sequence[Span]) -> list[tuple[int, Span]]:
     return placed
 
 
-def _events(trace: Trace, pid: int) -> list[dict[str, Any]]:
+def _events(trace: Trace, pid: int, zero: float) -> list[dict[str, Any]]:
     transfers = spread([span for span in trace.spans if span.kind == "transfer"])
     computing = [(COMPUTE_TRACK, span) for span in trace.spans if span.kind != "transfer"]
     tracks = {COMPUTE_TRACK: "compute"} | {t + 1: f"transfer {t + 1}" for t, _ in transfers}
     names = [_name("process_name", trace.source, pid, 0)]
     names += [_name("thread_name", name, pid, track) for track, name in sorted(tracks.items())]
     placed = computing + [(track + 1, span) for track, span in transfers]
-    return names + [_complete(span, pid, track) for track, span in placed]
+    return names + [_complete(span, pid, track, zero) for track, span in placed]
 
 
 def _name(what: str, name: str, pid: int, tid: int) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _complete(span: Span, pid: int, tid: int) -> dict[str, Any]:
+def _complete(span: Span, pid: int, tid: int, zero: float) -> dict[str, Any]:
     args: dict[str, Any] = {"iteration": span.iteration}
     if span.kind == "transfer":
         args["bytes"] = span.bytes
@@ -58,7 +60,7 @@ def _complete(span: Span, pid: int, tid: int) -> dict[str, Any]:
         "cat": span.kind,
         "pid": pid,
         "tid": tid,
-        "ts": span.start_s * 1e6,
+        "ts": (span.start_s - zero) * 1e6,
         "dur": span.seconds * 1e6,
         "args": args,
     }

@@ -17,8 +17,9 @@ from bytelane.runtime.torch.gate import Gate
 from bytelane.runtime.torch.session import Session, module_name
 from bytelane.runtime.torch.support import is_separable, require_supported
 
-# A dict by id would mix up a dead model with a new one at the same address.
-_sessions: "weakref.WeakKeyDictionary[torch.nn.Module, Session]" = weakref.WeakKeyDictionary()
+# By the model's id, which is not used again while the session lives, since that holds the model.
+# The hooks hold the session, so model and session go together.
+_sessions: "weakref.WeakValueDictionary[int, Session]" = weakref.WeakValueDictionary()
 
 
 def attach(
@@ -33,7 +34,7 @@ def attach(
     if not dist.is_initialized() or dist.get_world_size() == 1:
         print("bytelane: one worker, nothing to synchronise", flush=True)
         return None
-    if model in _sessions:
+    if id(model) in _sessions:
         raise NotSupported("this model is prepared already; call prepare() once")
     world = dist.group.WORLD
     assert world is not None
@@ -56,16 +57,17 @@ def attach(
     _hook_optimizer(optimizer, session)
     _hook_parameters(session)
     session.onlooker.__enter__()  # type: ignore[no-untyped-call]
-    _sessions[model] = session
+    _sessions[id(model)] = session
     atexit.register(_flush_at_exit, weakref.ref(session))
     return session
 
 
 def session_of(model: torch.nn.Module) -> Session:
     """Return what prepare() made of this model."""
-    if model not in _sessions:
+    session = _sessions.get(id(model))
+    if session is None:
         raise NotSupported("this model was not prepared, or there is only one worker")
-    return _sessions[model]
+    return session
 
 
 def _new_group() -> dist.ProcessGroup:
@@ -116,8 +118,16 @@ def _hook_optimizer(optimizer: torch.optim.Optimizer, session: Session) -> None:
 
 
 def _hook_parameters(session: Session) -> None:
+    # Weak: a parameter keeps its hooks where the garbage collector does not look.
+    weak = weakref.WeakMethod(session.take_gradient)
+
+    def take_gradient(parameter: torch.Tensor) -> None:
+        take = weak()
+        if take is not None:
+            take(parameter)
+
     for parameter in session.parameters:
-        parameter.register_post_accumulate_grad_hook(session.take_gradient)  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(take_gradient)  # type: ignore[no-untyped-call]
 
 
 def _announce_zero_grad(owner: torch.nn.Module | torch.optim.Optimizer, session: Session) -> None:
