@@ -61,11 +61,14 @@ def test_an_iteration_is_all_layers_and_what_is_outside() -> None:
     assert job.compute_s == 63
 
 
-def test_gradients_become_ready_from_the_last_layer_to_the_first() -> None:
+def test_a_tied_tensor_is_complete_and_needed_at_its_first_layer() -> None:
+    tied = Tensor("tied", 4, (1, 2))
+    assert (tied.complete_after, tied.needed_by) == (1, 1)
+
+
+def test_a_jobs_bytes_are_those_of_its_tensors() -> None:
     rows = tuple(Layer(name, 1, 1) for name in "abc")
-    tied = Tensor("tied", 4, (0, 2))
-    job = Job("a", rows, (tied, Tensor("b", 8, (1,)), Tensor("c", 16, (2,))))
-    assert (tied.complete_after, tied.needed_by) == (0, 0)
+    job = Job("a", rows, (Tensor("tied", 4, (0, 2)), Tensor("b", 8, (1,)), Tensor("c", 16, (2,))))
     assert job.total_bytes == 28
 
 
