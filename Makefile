@@ -13,9 +13,9 @@ TORCH := $(if $(HAS_TORCH),,torch)
 .PHONY: demo test format lint types contracts unit clean
 
 demo: $(VENV)/.demo
-	$(BIN)/bytelane simulate examples/vgg16.toml --workers 4 --bandwidth 10Gbit --policy fifo
+	$(BIN)/bytelane simulate examples/vgg16.toml --workers 4 --bandwidth 25Gbit --policy fifo
 	@echo
-	$(BIN)/bytelane simulate examples/vgg16.toml --workers 4 --bandwidth 10Gbit --policy bytescheduler
+	$(BIN)/bytelane simulate examples/vgg16.toml --workers 4 --bandwidth 25Gbit --policy bytescheduler
 	@echo
 	$(BIN)/bytelane overlay examples/vgg16-small.toml --partition 512KiB --out out
 
