@@ -201,7 +201,7 @@ def assert_one_sentence(ran: Ran) -> None:
         ("--bandwidth -1Gbit", "not negative"),
         ("--bandwidth nan", "'nan' is not a rate"),
         ("--policy fifos", "did you mean fifo?"),
-        ("--policy x", "fifo, bytescheduler"),
+        ("--policy x", "there are sequential, fifo, "),
         ("--policy fifo --partition 4MiB", "partition has no effect under policy fifo"),
         ("--policy fifo --credit 4MiB", "credit has no effect under policy fifo"),
         ("--partition 0", "it must be 1 or more"),

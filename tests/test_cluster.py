@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from bytelane.cluster import Cluster, Link
 from bytelane.errors import InputError
 from bytelane.units import format_rate
 
+LINK = Link(1e9)
 workers = st.integers(2, 4096)
 rates = st.floats(1, 1e12)
 times = st.floats(0, 10)
@@ -22,13 +24,13 @@ links = st.builds(Link, rates, times, times)
 def test_the_wire_factor_is_that_of_a_bandwidth_optimal_all_reduce(
     count: int, factor: float
 ) -> None:
-    assert Cluster(count, Link(1e9)).allreduce_wire_factor == factor
+    assert Cluster(count, Link(1e9)).wire_factor == factor
 
 
 @given(workers)
 def test_the_wire_factor_rises_with_the_workers_and_stays_below_two(count: int) -> None:
     fewer, more = Cluster(count, Link(1.0)), Cluster(count + 1, Link(1.0))
-    assert 1 <= fewer.allreduce_wire_factor < more.allreduce_wire_factor < 2
+    assert 1 <= fewer.wire_factor < more.wire_factor < 2
 
 
 @given(workers, links, sizes)
@@ -37,7 +39,7 @@ def test_an_all_reduce_occupies_the_link_for_its_overhead_and_its_bytes(
 ) -> None:
     on_the_wire = Fraction(2 * (count - 1) * size, count)
     expected = Fraction(link.overhead_s) + on_the_wire / Fraction(link.rate)
-    found = Cluster(count, link).allreduce_s(size)
+    found = Cluster(count, link).transfer_s(size)
     assert found == pytest.approx(float(expected), rel=1e-12, abs=0)
 
 
@@ -46,12 +48,12 @@ def test_the_latency_does_not_occupy_the_link(
     count: int, rate: float, overhead: float, one: float, other: float, size: int
 ) -> None:
     near, far = (Cluster(count, Link(rate, overhead, latency)) for latency in (one, other))
-    assert near.allreduce_s(size) == far.allreduce_s(size)
+    assert near.transfer_s(size) == far.transfer_s(size)
 
 
 @given(links, sizes)
 def test_one_worker_has_nobody_to_talk_to(link: Link, size: int) -> None:
-    assert Cluster(1, link).allreduce_s(size) == 0.0
+    assert Cluster(1, link).transfer_s(size) == 0.0
 
 
 @pytest.mark.parametrize("count", [0, -1])
@@ -76,3 +78,33 @@ def test_a_time_of_a_link_is_finite_and_not_negative(field: str, wrong: float) -
 
 def test_a_link_introduces_itself_in_units() -> None:
     assert str(Link(1.25e9, 3e-4, 0)) == "10 Gbit/s, overhead 300 us, latency 0 s"
+
+
+# Servers
+
+
+def test_servers_on_the_workers_hosts_keep_their_share_at_home() -> None:
+    assert Cluster(4, LINK, servers=4).wire_factor == 0.75
+    assert Cluster(4, LINK, servers=4).sync == "ps"
+    assert Cluster(1, LINK, servers=1).wire_factor == 0
+
+
+@pytest.mark.parametrize(("workers", "servers", "factor"), [(8, 2, 4), (2, 8, 1), (1, 1, 1)])
+def test_the_busier_side_of_separate_servers_sets_the_pace(
+    workers: int, servers: int, factor: float
+) -> None:
+    assert Cluster(workers, LINK, servers=servers, colocated=False).wire_factor == factor
+
+
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [
+        ({"servers": 3}, "3 servers cannot each share a host with one of 4"),
+        ({"servers": -1}, "-1 servers are not possible"),
+        ({"compute_factors": (1.0, 2.0)}, "2 compute factors for 4 workers"),
+        ({"compute_factors": (1.0, 1.0, 1.0, 0.0)}, "factor of 0.0 is not possible"),
+    ],
+)
+def test_impossible_clusters_are_refused(kind: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        Cluster(4, LINK, **kind)

@@ -10,43 +10,48 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bytelane.cluster import Cluster, Link
-from bytelane.core import Knobs, make_policy
+from bytelane.core import Knobs, make_policy, policies_for
 from bytelane.job import Job
-from bytelane.sim import compiled, simulate
+from bytelane.sim import Jitter, compiled, simulate
 from strategies import jobs
 
+ways = [
+    (sync, name) for sync in ("allreduce", "ps") for name in policies_for(sync) if name != "optimal"
+]
 uneven = st.floats(0, 1e-2, allow_subnormal=False)
 
 
 @settings(deadline=None)  # the first example may compile
 @given(
     jobs(max_layers=20, max_tensors=30),
-    st.builds(Knobs, st.integers(1, 40), st.integers(1, 80)),
-    st.integers(1, 9),
-    st.floats(1e-3, 1e6),
-    uneven,
-    uneven,
-    st.sampled_from(["fifo", "bytescheduler"]),
+    st.builds(Knobs, st.integers(1, 40), st.integers(1, 80), st.integers(1, 80)),
+    st.builds(Link, st.floats(1e-3, 1e6), uneven, uneven),
+    st.sampled_from(ways),
+    st.sampled_from([None, Jitter(0.1, 3)]),
 )
 def test_compiled_equals_interpreted_bit_for_bit(
-    job: Job, knobs: Knobs, workers: int, rate: float, theta: float, lam: float, name: str
+    job: Job, knobs: Knobs, link: Link, way: tuple[str, str], jitter: Jitter | None
 ) -> None:
-    cluster = Cluster(workers, Link(rate, theta, lam))
-    policy = make_policy(name, job, knobs)
-    fast = simulate(job, cluster, policy, "compiled")
-    slow = simulate(job, cluster, policy, "interpreted")
+    sync, name = way
+    cluster = Cluster(3, link, servers=3 if sync == "ps" else 0)
+    policy = make_policy(name, job, cluster, knobs)
+    fast = simulate(job, cluster, policy, "compiled", jitter)
+    slow = simulate(job, cluster, policy, "interpreted", jitter)
     assert fast.iteration_s == slow.iteration_s
+    assert fast.log is not None
+    assert slow.log is not None
     for mine, other in zip(fast.log, slow.log, strict=True):
         assert np.array_equal(mine, other, equal_nan=True)
 
 
 RUN = """
 from bytelane import Cluster, Job, Layer, Link, Tensor
-from bytelane.core import Knobs, make_policy
+from bytelane.core import Knobs, make_policy, policies_for
 from bytelane.sim import simulate
 from bytelane.sim.compiled import load_compiled
 job = Job("x", (Layer("a", 1.0, 1.0),), (Tensor("a", 8, (0,)),))
-simulate(job, Cluster(2, Link(8.0)), make_policy("bytescheduler", job, Knobs(4, 4)))
+cluster = Cluster(2, Link(8.0))
+simulate(job, cluster, make_policy("bytescheduler", job, cluster, Knobs(4, 4)), "compiled")
 print(len(load_compiled().run.stats.cache_hits), len(load_compiled().run.stats.cache_misses))
 """
 

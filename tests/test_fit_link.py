@@ -22,8 +22,7 @@ def samples_of(cluster: Cluster, sizes: Sequence[int] = SIZES) -> list[Sample]:
     """What an ideal stopwatch would read: the latency hides as soon as two are in flight."""
     latency = cluster.link.latency_s
     return [
-        Sample(size, cluster.allreduce_s(size) + latency, cluster.allreduce_s(size))
-        for size in sizes
+        Sample(size, cluster.transfer_s(size) + latency, cluster.transfer_s(size)) for size in sizes
     ]
 
 
@@ -31,7 +30,7 @@ def samples_of(cluster: Cluster, sizes: Sequence[int] = SIZES) -> list[Sample]:
 def test_without_noise_the_link_is_found_again(link: Link, count: int) -> None:
     cluster = Cluster(count, link)
     samples = samples_of(cluster)
-    found = fit_link(samples, cluster.allreduce_wire_factor)
+    found = fit_link(samples, cluster.wire_factor)
     # The fit is as exact as the times are; a rate shows only in how they differ.
     longest, grown = samples[-1].alone_s, samples[-1].paired_s - samples[0].paired_s
     assert found.rate == pytest.approx(link.rate, rel=1e-9 * max(1, longest / grown))
@@ -42,8 +41,8 @@ def test_without_noise_the_link_is_found_again(link: Link, count: int) -> None:
 @given(links, workers, st.permutations(SIZES))
 def test_the_order_of_the_samples_does_not_matter(link: Link, count: int, sizes: list[int]) -> None:
     cluster = Cluster(count, link)
-    found = fit_link(samples_of(cluster, sizes), cluster.allreduce_wire_factor)
-    sorted_ = fit_link(samples_of(cluster), cluster.allreduce_wire_factor)
+    found = fit_link(samples_of(cluster, sizes), cluster.wire_factor)
+    sorted_ = fit_link(samples_of(cluster), cluster.wire_factor)
     assert found.rate == pytest.approx(sorted_.rate, rel=1e-6)
 
 
@@ -55,7 +54,7 @@ def test_noise_makes_no_negative_times(link: Link, count: int, factors: list[flo
         for ideal, a, b in zip(samples_of(cluster), factors[::2], factors[1::2], strict=True)
     ]
     try:
-        found = fit_link(noisy, cluster.allreduce_wire_factor)
+        found = fit_link(noisy, cluster.wire_factor)
     except InputError:
         return  # so noisy that larger messages seem to be faster
     assert found.rate > 0

@@ -1,84 +1,143 @@
 """Policies are data, known by name."""
 
 import pytest
+from hypothesis import given
 
+from bytelane.cluster import Cluster, Link
 from bytelane.core import (
     CreditWindow,
     Knobs,
     Policy,
-    knobs_used,
+    Stage,
+    choose_knobs,
     make_policy,
+    policies_for,
     policy_names,
     register,
 )
 from bytelane.core.policy import _registry
 from bytelane.errors import InputError, UnknownPolicy
 from bytelane.job import Job, Layer, Tensor
+from strategies import jobs
 
 JOB = Job(
     "tied",
     tuple(Layer(f"l{i}", 1.0, 1.0) for i in range(3)),
     (Tensor("embedding", 100, (0, 2)), Tensor("middle", 30, (1,)), Tensor("last", 7, (2,))),
 )
+LINK = Link(10.0, 0.1, 0.2)
+ALL_REDUCE = Cluster(2, LINK)
+SERVERS = Cluster(2, LINK, servers=2)
 
 
 def test_fifo_sends_whole_tensors_without_limit_behind_a_barrier() -> None:
-    policy = make_policy("fifo", JOB, Knobs())
-    assert set(policy.priority) == {0}
-    assert policy.part_bytes == (None, None, None)
-    assert policy.window == CreditWindow(None)
+    policy = make_policy("fifo", JOB, ALL_REDUCE)
+    assert policy.stages == (Stage("all-reduce", (0, 0, 0), CreditWindow(None)),)
+    assert policy.part_bytes is None
     assert policy.barrier
 
 
 def test_bytescheduler_ranks_tensors_by_the_layer_that_needs_them_first() -> None:
-    policy = make_policy("bytescheduler", JOB, Knobs(40, 80))
-    assert policy.priority == (0, 1, 2)
-    assert policy.part_bytes == (40, 40, 40)
-    assert policy.window == CreditWindow(80)
+    policy = make_policy("bytescheduler", JOB, ALL_REDUCE, Knobs(40, 80))
+    assert policy.stages == (Stage("all-reduce", (0, 1, 2), CreditWindow(80)),)
+    assert policy.part_bytes == 40
     assert not policy.barrier
+
+
+def test_with_servers_every_piece_is_pushed_and_pulled() -> None:
+    push, pull = make_policy("bytescheduler", JOB, SERVERS).stages
+    assert (push.name, push.link, pull.name, pull.link) == ("push", 0, "pull", 1)
+    assert push.priority == pull.priority == (0, 1, 2)
+    assert not pull.after_all
+
+
+def test_dear_scatters_in_ready_order_and_gathers_in_the_order_of_need() -> None:
+    policy = make_policy("dear", JOB, ALL_REDUCE, Knobs(fusion_bytes=37))
+    scatter, gather = policy.stages
+    assert (scatter.share, gather.share, gather.after_all) == (0.5, 0.5, True)
+    assert (scatter.priority, gather.priority) == ((0, 0, 0), (0, 1, 2))
+    assert policy.groups == (1, 0, 0)  # last and middle fit together, the embedding is too large
+
+
+def test_fsdp_groups_by_layer() -> None:
+    assert make_policy("fsdp", JOB, ALL_REDUCE).groups == (2, 1, 0)
+
+
+@pytest.mark.parametrize("name", ["tic", "tac"])
+def test_tictac_orders_pulls_after_all_pushes(name: str) -> None:
+    push, pull = make_policy(name, JOB, SERVERS).stages
+    assert push.priority == (0, 0, 0)
+    assert pull.after_all
+    assert sorted(range(3), key=pull.priority.__getitem__) == [0, 1, 2]
+
+
+def test_a_policy_without_meaning_for_the_way_of_synchronising_is_refused() -> None:
+    with pytest.raises(InputError, match=r"policy dear has no meaning for ps; these have: .*tac"):
+        make_policy("dear", JOB, SERVERS)
+    with pytest.raises(InputError, match="policy tac has no meaning for allreduce"):
+        make_policy("tac", JOB, ALL_REDUCE)
+    assert set(policies_for("ps")) | set(policies_for("allreduce")) == set(policy_names())
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(UnknownPolicy, match=r"did you mean bytescheduler\?"):
-        make_policy("byteschedule", JOB, Knobs())
-    with pytest.raises(UnknownPolicy, match="there are fifo, bytescheduler"):
-        knobs_used("zzz")
+        make_policy("byteschedule", JOB, ALL_REDUCE)
+    with pytest.raises(UnknownPolicy, match="there are sequential, fifo, fusion"):
+        choose_knobs("zzz")
+
+
+def test_knobs_are_the_policys_own_unless_given() -> None:
+    assert choose_knobs("p3") == Knobs(160_000, 160_000)
+    assert choose_knobs("p3", partition_bytes=50) == Knobs(50, 50)
+    assert choose_knobs("bytescheduler", partition_bytes=100) == Knobs(100, 200)
+    assert choose_knobs("bytescheduler", credit_bytes=7) == Knobs(4 * 2**20, 7)
+    assert choose_knobs("fusion", fusion_bytes=9) == Knobs(fusion_bytes=9)
+    assert choose_knobs("fifo") == Knobs()
+
+
+@pytest.mark.parametrize(
+    ("name", "knob"),
+    [("fifo", "partition"), ("fusion", "credit"), ("p3", "fusion"), ("optimal", "partition")],
+)
+def test_a_knob_without_effect_is_refused(name: str, knob: str) -> None:
+    with pytest.raises(InputError, match=f"{knob} has no effect under policy {name}"):
+        choose_knobs(name, **{f"{knob}_bytes": 10})
 
 
 def test_a_policy_of_ones_own_is_as_good_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bytelane.core.policy._registry", dict(_registry))
 
-    @register("smallest-first", "credit_bytes")
-    def smallest_first(job: Job, knobs: Knobs) -> Policy:
-        return Policy(
-            "smallest-first",
-            tuple(tensor.bytes for tensor in job.tensors),
-            (None,) * len(job.tensors),
-            CreditWindow(knobs.credit_bytes),
-            barrier=True,
-        )
+    @register("smallest-first", sync=("allreduce",))
+    def smallest_first(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
+        sizes = tuple(tensor.bytes for tensor in job.tensors)
+        return Policy("smallest-first", (Stage("all-reduce", sizes),), barrier=True)
 
     assert "smallest-first" in policy_names()
-    assert knobs_used("smallest-first") == {"credit_bytes"}
-    assert make_policy("smallest-first", JOB, Knobs()).priority == (100, 30, 7)
+    assert make_policy("smallest-first", JOB, ALL_REDUCE).stages[0].priority == (100, 30, 7)
 
 
 def test_a_name_is_taken_once() -> None:
     with pytest.raises(InputError, match="already a policy"):
-        register("fifo")(lambda job, knobs: make_policy("fifo", job, knobs))
+        register("fifo")(lambda job, cluster, knobs: make_policy("fifo", job, cluster, knobs))
 
 
-def test_a_knob_that_is_not_there_is_refused() -> None:
-    with pytest.raises(InputError, match="no knob 'speed'"):
-        register("wishful", "speed")
-
-
-@pytest.mark.parametrize("knobs", [{"partition_bytes": 0}, {"credit_bytes": -1}])
-def test_knobs_must_be_positive(knobs: dict[str, int]) -> None:
+@pytest.mark.parametrize("field", Knobs.__struct_fields__)
+@pytest.mark.parametrize("value", [0, -1, 2**63])
+def test_knobs_must_be_positive_and_fit(field: str, value: int) -> None:
     with pytest.raises(InputError, match="must be 1 or more"):
-        Knobs(**knobs)
+        Knobs(**{field: value})
 
 
 def test_a_credit_that_never_opens_is_refused() -> None:
     with pytest.raises(InputError, match="never opens"):
         CreditWindow(0)
+
+
+@given(jobs())
+def test_mg_wfbp_merges_neighbours_in_ready_order(job: Job) -> None:
+    groups = make_policy("mg-wfbp", job, ALL_REDUCE).groups
+    assert groups is not None
+    order = sorted(range(len(groups)), key=lambda t: -job.tensors[t].complete_after)
+    numbers = [groups[t] for t in order]
+    assert numbers == sorted(numbers)
+    assert sorted(set(numbers)) == list(range(len(set(numbers))))

@@ -148,6 +148,10 @@ def test_without_a_process_group_there_is_nothing_to_do(
         ({"partition": "0B"}, "must be 1 or more"),
         ({"partition": "1Gbit"}, "not a size"),
         ({"policy": "fifo", "credit": "1MiB"}, "has no effect under policy fifo"),
+        ({"policy": "dear"}, "can be simulated, but not yet carried out"),
+        ({"policy": "sequential"}, "can be simulated, but not yet carried out"),
+        ({"policy": "optimal"}, "can be simulated, but not yet carried out"),
+        ({"policy": "tac"}, "no meaning for allreduce"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, Any], complaint: str) -> None:

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bytelane.core import Event, Knobs, Plan, Scheduler, Start, bucket_plan, make_policy
+from bytelane.cluster import Cluster, Link
+from bytelane.core import Event, Knobs, Plan, Policy, Scheduler, Start, bucket_plan
+from bytelane.core import make_policy as make_policy_for
 from bytelane.errors import IllegalEvent
 from bytelane.job import Job, Layer, Tensor
 from strategies import jobs
@@ -18,12 +20,19 @@ THREE = Job(
 )
 
 
+ALL_REDUCE = Cluster(2, Link(8.0))
+
+
+def make_policy(name: str, job: Job, knobs: Knobs | None = None) -> Policy:
+    return make_policy_for(name, job, ALL_REDUCE, knobs)
+
+
 def started(actions: list[Start]) -> list[int]:
     return [action.operation for action in actions]
 
 
 def test_fifo_starts_everything_in_ready_order() -> None:
-    scheduler = Scheduler.of_policy(make_policy("fifo", THREE, Knobs()), THREE)
+    scheduler = Scheduler.of_policy(make_policy("fifo", THREE), THREE)
     assert scheduler.notify_ready(2, now=4.0) == [Start(2, 4.0)]
     assert scheduler.notify_ready(1, now=5.0) == [Start(1, 5.0)]
     assert scheduler.notify_ready(0, now=6.0) == [Start(0, 6.0)]
@@ -83,7 +92,7 @@ def test_a_fused_operation_waits_for_all_its_tensors_and_serves_all_of_them() ->
 def test_an_illegal_event_raises_and_nothing_happens(
     event: str, which: int, complaint: str
 ) -> None:
-    scheduler = Scheduler.of_policy(make_policy("fifo", THREE, Knobs()), THREE)
+    scheduler = Scheduler.of_policy(make_policy("fifo", THREE), THREE)
     scheduler.notify_ready(2, now=0.0)
     before = [column.tolist() for column in scheduler._state], list(scheduler.events)
     with pytest.raises(IllegalEvent, match=complaint):
@@ -92,7 +101,7 @@ def test_an_illegal_event_raises_and_nothing_happens(
 
 
 def test_events_are_kept_for_a_bug_report_and_reset_begins_anew() -> None:
-    scheduler = Scheduler.of_policy(make_policy("fifo", THREE, Knobs()), THREE)
+    scheduler = Scheduler.of_policy(make_policy("fifo", THREE), THREE)
     scheduler.notify_ready(2, now=4.0)
     scheduler.notify_finish(2, now=5.0)
     assert scheduler.events == [Event(4.0, "ready", 2), Event(5.0, "finish", 2)]
@@ -162,7 +171,7 @@ def test_the_queue_gives_out_the_least_priority_and_then_the_first_that_came(
     flying: list[int] = []
     for tensor in data.draw(st.permutations(range(len(job.tensors)))):
         for operation in (pieces.tensor == tensor).nonzero()[0].tolist():
-            heapq.heappush(expected, (policy.priority[tensor], arrivals, operation))
+            heapq.heappush(expected, (policy.stages[0].priority[tensor], arrivals, operation))
             arrivals += 1
         new = started(scheduler.notify_ready(tensor, now=0.0))
         flying += new
@@ -180,7 +189,7 @@ def test_replaying_a_recorded_plan_gives_the_same_order_at_the_same_events(
     policy = make_policy(name, job, knobs)
     first = Scheduler.of_policy(policy, job)
     starts, _ = drive(first, len(job.tensors), data)
-    plan = Plan.record(policy, job, policy.cut(job), starts)
+    plan = Plan.record(policy, job, policy.cut(job), [[operation] for operation in starts])
     number_in_plan = {operation: k for k, operation in enumerate(starts)}
     again = Scheduler.of_plan(Plan.decode(plan.encode()))
     replayed: list[int] = []

@@ -42,6 +42,12 @@ def test_weights_equal_ddp(two_ranks: Pool, optimizer: str, prepare: dict[str, A
     assert two_ranks.run(same_as_ddp, **case) == [True, True]
 
 
+@pytest.mark.parametrize("policy", ["fusion", "mg-wfbp", "p3"])
+def test_every_policy_that_can_be_planned_equals_ddp(two_ranks: Pool, policy: str) -> None:
+    case = {"model": "chain", "optimizer": "momentum", "prepare": {"policy": policy}}
+    assert two_ranks.run(same_as_ddp, **case) == [True, True]
+
+
 @pytest.mark.parametrize("model", ["tied", "backwards"])
 def test_tied_and_oddly_registered_models_equal_ddp(two_ranks: Pool, model: str) -> None:
     case = {"model": model, "optimizer": "adamw", "prepare": SMALL_PARTS}
@@ -414,3 +420,25 @@ def dropped(rank: int) -> bool:
 
 def test_a_dropped_model_takes_its_session_along(two_ranks: Pool) -> None:
     assert two_ranks.run(dropped) == [True, True]
+
+
+def planner_that_fails(rank: int) -> str:
+    net, opt = make()
+    bytelane.prepare(net, opt, timeout_s=20, **SMALL_PARTS)
+
+    def fail(job: object, version: int) -> None:
+        raise RuntimeError("no idea")
+
+    session_of(net)._planner = fail  # type: ignore[assignment]
+    try:
+        train(net, opt, rank, steps=4)
+    except PlanMismatch as error:
+        return f"{error} {error.__context__}"
+    return "nothing was noticed"
+
+
+def test_a_planner_that_fails_is_noticed_on_every_rank(two_ranks: Pool) -> None:
+    first, second = two_ranks.run(planner_that_fails)
+    assert "rank 0 could not make a plan" in first
+    assert "no idea" in first
+    assert "rank 0 could not make a plan" in second

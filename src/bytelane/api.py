@@ -1,51 +1,88 @@
 """The composition root: the only room that knows all others, and hands each what it needs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from bytelane.cluster import Cluster, Link
-from bytelane.core import Knobs, knobs_used, make_policy
+from bytelane.core import Knobs, make_policy
+from bytelane.core import choose_knobs as _choose_knobs
 from bytelane.errors import InputError, MissingExtra
 from bytelane.job import Job, load
-from bytelane.sim import Simulation, make_planner
+from bytelane.sim import Jitter, Simulation, make_planner
 from bytelane.sim import simulate as _simulate
 from bytelane.units import parse_bytes, parse_rate, parse_seconds
 
 if TYPE_CHECKING:
     import torch
 
-# A window of two keeps the link busy while one ends, and lets urgent pieces overtake early.
-PARTS_IN_FLIGHT = 2
-
 
 def simulate(
     job: Job | str | Path,
     *,
-    workers: int = 2,
-    bandwidth: str = "10Gbit",
     policy: str = "bytescheduler",
     partition: str | int | None = None,
     credit: str | int | None = None,
-    overhead: str = "0us",
-    latency: str = "0us",
+    fusion: str | int | None = None,
+    barrier: bool | None = None,
+    jitter: float = 0.0,
+    seed: int = 0,
+    **cluster: Any,
 ) -> Simulation:
-    """Predict the steady state of a job (or a job file) that synchronises by all-reduce."""
+    """Predict the steady state of a job (or a job file) on a cluster.
+
+    The other keywords describe the cluster, as in :func:`make_cluster`.
+    """
     if not isinstance(job, Job):
         job = load(job)
+    where = make_cluster(**cluster)
+    knobs = choose_knobs(policy, partition, credit, fusion)
+    schedule = make_policy(policy, job, where, knobs)
+    if barrier is not None:
+        if schedule.preemptive:
+            raise InputError("the optimum knows no barrier; leave that out")
+        schedule = msgspec.structs.replace(schedule, barrier=barrier)
+    return _simulate(job, where, schedule, jitter=Jitter(jitter, seed) if jitter else None)
+
+
+def make_cluster(
+    *,
+    workers: int = 2,
+    bandwidth: str = "10Gbit",
+    overhead: str = "0us",
+    latency: str = "0us",
+    sync: str = "allreduce",
+    servers: int | None = None,
+    separate: bool = False,
+    slow: float = 1.0,
+) -> Cluster:
+    """Describe equal workers, of which the last may compute slower by a factor.
+
+    With ``sync="ps"`` there are as many servers as workers on the same hosts, or ``servers`` of
+    them on hosts of their own (``separate``).
+    """
+    if sync not in ("allreduce", "ps"):
+        raise InputError(f"there is no way to synchronise called {sync!r}; use allreduce or ps")
+    if sync == "allreduce" and (servers is not None or separate):
+        raise InputError("an all-reduce has no servers; use them with ps")
+    count = workers if servers is None else servers
+    if sync == "ps" and count < 1:
+        raise InputError(f"{count} servers cannot serve anybody; use 1 or more")
     link = Link(parse_rate(bandwidth), parse_seconds(overhead), parse_seconds(latency))
-    knobs = choose_knobs(policy, partition, credit)
-    return _simulate(job, Cluster(workers, link), make_policy(policy, job, knobs))
+    factors = () if slow == 1.0 else (1.0,) * (workers - 1) + (slow,)
+    return Cluster(workers, link, count if sync == "ps" else 0, not separate, factors)
 
 
-def choose_knobs(policy: str, partition: str | int | None, credit: str | int | None) -> Knobs:
-    """Fill in what was left open; refuse what would have no effect under this policy."""
-    used = knobs_used(policy)
-    for knob, given in (("partition", partition), ("credit", credit)):
-        if given is not None and f"{knob}_bytes" not in used:
-            raise InputError(f"{knob} has no effect under policy {policy}; leave it out")
-    part = Knobs().partition_bytes if partition is None else parse_bytes(partition)
-    window = PARTS_IN_FLIGHT * part if credit is None else parse_bytes(credit)
-    return Knobs(partition_bytes=part, credit_bytes=window)
+def choose_knobs(
+    policy: str,
+    partition: str | int | None = None,
+    credit: str | int | None = None,
+    fusion: str | int | None = None,
+) -> Knobs:
+    """Read what was given; what was left open is the policy's own choice."""
+    given = [None if size is None else parse_bytes(size) for size in (partition, credit, fusion)]
+    return _choose_knobs(policy, *given)
 
 
 def prepare(

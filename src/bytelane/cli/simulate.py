@@ -5,7 +5,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bytelane.cli.options import Bandwidth, Credit, JobFile, Json, Partition, Policy, Workers
+from bytelane.cli.options import (
+    Bandwidth,
+    Credit,
+    Fusion,
+    JobFile,
+    Json,
+    Latency,
+    Overhead,
+    Partition,
+    Policy,
+    Separate,
+    Servers,
+    Slow,
+    Sync,
+    Workers,
+)
 
 if TYPE_CHECKING:
     from bytelane.core import Knobs
@@ -19,69 +34,93 @@ def simulate(
     policy: Policy = "bytescheduler",
     partition: Partition = None,
     credit: Credit = None,
-    overhead: Annotated[
-        str, typer.Option(help="Link time per message beside its bytes.", metavar="TIME")
-    ] = "0us",
-    latency: Annotated[
-        str,
-        typer.Option(help="From the last byte until the end is known.", metavar="TIME"),
-    ] = "0us",
+    fusion: Fusion = None,
+    barrier: Annotated[
+        bool | None,
+        typer.Option(
+            "--barrier/--no-barrier",
+            help="Forward waits for all tensors, or each layer for its own. "
+            "[default: the policy's]",
+        ),
+    ] = None,
+    overhead: Overhead = "0us",
+    latency: Latency = "0us",
+    sync: Sync = "allreduce",
+    servers: Servers = None,
+    separate: Separate = False,
+    slow: Slow = 1.0,
+    jitter: Annotated[
+        float, typer.Option(help="Each step's time varies by exp(JITTER x normal).")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the jitter.")] = 0,
     trace: Annotated[
         Path | None,
         typer.Option(help="Write the last iterations for Perfetto.", metavar="FILE"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict the iteration time of a training job that synchronises by all-reduce.
+    """Predict the iteration time of a training job.
 
     Example: bytelane simulate examples/vgg16.toml --workers 4 --bandwidth 10Gbit
     """
-    from bytelane.api import choose_knobs
-    from bytelane.api import simulate as ask
+    from bytelane import api
     from bytelane.trace import save_chrome
 
-    found = ask(
+    found = api.simulate(
         job,
-        workers=workers,
-        bandwidth=bandwidth,
         policy=policy,
         partition=partition,
         credit=credit,
+        fusion=fusion,
+        barrier=barrier,
+        jitter=jitter,
+        seed=seed,
+        workers=workers,
+        bandwidth=bandwidth,
         overhead=overhead,
         latency=latency,
+        sync=sync,
+        servers=servers,
+        separate=separate,
+        slow=slow,
     )
     if trace:
         save_chrome([found.trace], trace)
     if as_json:
-        _print_json(summary(found, choose_knobs(policy, partition, credit)))
+        values = summary(found, api.choose_knobs(policy, partition, credit, fusion))
+        _print_json(values | {"jitter": jitter, "seed": seed})
     else:
         _print_text(found)
 
 
 def summary(found: "Simulation", knobs: "Knobs") -> dict[str, Any]:
     """Everything that was found and everything that was assumed, units in the keys."""
-    from bytelane.core import knobs_used
-
-    link, used = found.cluster.link, knobs_used(found.policy)
+    cluster = found.cluster
     return {
         "job": found.job.name,
-        "sync": "allreduce",
+        "sync": cluster.sync,
         "policy": found.policy,
-        "workers": found.cluster.workers,
-        "bandwidth_bit_per_s": link.rate * 8,
-        "overhead_ms": link.overhead_s * 1000,
-        "latency_ms": link.latency_s * 1000,
-        "partition_bytes": knobs.partition_bytes if "partition_bytes" in used else None,
-        "credit_bytes": knobs.credit_bytes if "credit_bytes" in used else None,
+        "workers": cluster.workers,
+        "servers": cluster.servers,
+        "colocated": cluster.colocated if cluster.servers else None,
+        "compute_factors": cluster.compute_factors or (1.0,) * cluster.workers,
+        "bandwidth_bit_per_s": cluster.link.rate * 8,
+        "overhead_ms": cluster.link.overhead_s * 1000,
+        "latency_ms": cluster.link.latency_s * 1000,
+        "partition_bytes": knobs.partition_bytes,
+        "credit_bytes": knobs.credit_bytes,
+        "fusion_bytes": knobs.fusion_bytes,
         "barrier": found.schedule.barrier,
         "layers": len(found.job.layers),
         "tensors": len(found.job.tensors),
         "total_bytes": found.job.total_bytes,
         "operations": found.operations,
         "iteration_ms": found.iteration_s * 1000,
+        "iteration_spread_ms": found.spread_s * 1000,
         "compute_ms": found.compute_s * 1000,
         "communication_ms": found.communication_s * 1000,
         "bound_ms": found.bound_s * 1000,
+        "optimal_ms": found.optimal_s * 1000,
     }
 
 
@@ -102,10 +141,12 @@ def _print_text(found: "Simulation") -> None:
     print(f"{job.name}: {format_bytes(job.total_bytes)} in {_count(len(job.tensors), 'tensor')}")
     print(f"on {_count(found.cluster.workers, 'worker')}, {found.cluster.link}")
     print(f"by {found.policy}: {pieces}\n")
-    print(f"  iteration      {format_seconds(found.iteration_s):>10}")
+    spread = f"   (+- {format_seconds(found.spread_s)})" if found.spread_s else ""
+    print(f"  iteration      {format_seconds(found.iteration_s):>10}{spread}")
     print(f"  compute        {format_seconds(found.compute_s):>10}")
     print(f"  communication  {format_seconds(found.communication_s):>10}")
     print(f"  bound          {format_seconds(found.bound_s):>10}   ({over:.1%} above it)")
+    print(f"  optimum        {format_seconds(found.optimal_s):>10}")
 
 
 def _count(number: int, noun: str) -> str:

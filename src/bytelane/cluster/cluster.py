@@ -1,19 +1,21 @@
 """Workers joined by a network in which every worker has the same link.
 
-Hosts with a compute factor of their own, servers and topologies come with the policies that can
-tell them apart; an all-reduce among equal workers sees one serial link.
+With servers the workers synchronise through them (push, then pull), without by all-reduce.
 """
 
 import math
+from typing import Literal
 
 import msgspec
 
 from bytelane.errors import InputError
 from bytelane.units import format_rate, format_seconds
 
+Sync = Literal["allreduce", "ps"]
+
 
 class Link(msgspec.Struct, frozen=True):
-    """One direction of a worker's connection to the network.
+    """One direction of a host's connection to the network.
 
     ``overhead_s`` is the time the link is occupied per message beside its bytes (theta in the
     literature's cost models); ``latency_s`` passes between the last byte and the moment at which
@@ -44,24 +46,55 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """A number of equal workers and the link that each of them has."""
+    """Workers, perhaps servers, and the link that each host has."""
 
     workers: int
     link: Link
+    servers: int = 0
+    """0: the workers synchronise by all-reduce."""
+    colocated: bool = True
+    """Each server shares a host with a worker, so that part of the traffic stays at home."""
+    compute_factors: tuple[float, ...] = ()
+    """How much longer each worker computes than the job says; empty: all as the job says."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise InputError(
                 f"a cluster of {self.workers} workers cannot train; it needs 1 or more"
             )
+        if self.servers < 0:
+            raise InputError(f"{self.servers} servers are not possible; 0 means all-reduce")
+        if self.servers and self.colocated and self.servers != self.workers:
+            raise InputError(
+                f"{self.servers} servers cannot each share a host with one of {self.workers} "
+                "workers; use as many, or hosts of their own"
+            )
+        if self.compute_factors and len(self.compute_factors) != self.workers:
+            raise InputError(
+                f"{len(self.compute_factors)} compute factors for {self.workers} workers"
+            )
+        for factor in self.compute_factors:
+            if not (math.isfinite(factor) and factor > 0):
+                raise InputError(f"a compute factor of {factor} is not possible; use more than 0")
 
     @property
-    def allreduce_wire_factor(self) -> float:
-        """Bytes that a bandwidth-optimal all-reduce puts on a link per byte of the tensor."""
-        return 2 * (self.workers - 1) / self.workers
+    def sync(self) -> Sync:
+        return "ps" if self.servers else "allreduce"
 
-    def allreduce_s(self, size: int) -> float:
-        """The time that the all-reduce of one message occupies the link."""
-        if self.workers == 1:
+    @property
+    def wire_factor(self) -> float:
+        """Bytes on the busiest link, in one direction, per byte of a tensor."""
+        if self.workers == 1 and (self.sync == "allreduce" or self.colocated):
             return 0.0
-        return self.link.overhead_s + self.allreduce_wire_factor * size / self.link.rate
+        if self.sync == "allreduce":
+            return 2 * (self.workers - 1) / self.workers
+        if self.colocated:
+            return (self.workers - 1) / self.workers
+        # Tensors are spread evenly: a server takes from all workers, a worker gives to all servers.
+        return max(1.0, self.workers / self.servers)
+
+    def transfer_s(self, size: int) -> float:
+        """The time that one message occupies a link, in one direction."""
+        if self.wire_factor == 0:
+            return 0.0
+        return self.link.overhead_s + self.wire_factor * size / self.link.rate

@@ -9,7 +9,16 @@ Cutting: :class:`SubTask`, :class:`Pieces`, :func:`partition`. Choosing: :class:
 from bytelane.core import policies as _builtin_policies  # noqa: F401  (registers them)
 from bytelane.core.knobs import CreditWindow, Knobs
 from bytelane.core.plan import Operation, Plan, bucket_plan
-from bytelane.core.policy import Policy, knobs_used, make_policy, policy_names, register
+from bytelane.core.policy import (
+    Policy,
+    Stage,
+    choose_knobs,
+    make_policy,
+    policies_for,
+    policy_entry,
+    policy_names,
+    register,
+)
 from bytelane.core.protocols import Done, Planner, Transport, Tuner
 from bytelane.core.scheduler import Event, Scheduler, Start
 from bytelane.core.task import Pieces, SubTask, label, partition
@@ -25,15 +34,18 @@ __all__ = [
     "Planner",
     "Policy",
     "Scheduler",
+    "Stage",
     "Start",
     "SubTask",
     "Transport",
     "Tuner",
     "bucket_plan",
-    "knobs_used",
+    "choose_knobs",
     "label",
     "make_policy",
     "partition",
+    "policies_for",
+    "policy_entry",
     "policy_names",
     "register",
 ]

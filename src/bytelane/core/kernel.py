@@ -5,16 +5,23 @@ Theory of operation
 An *operation* is what is sent in one go: a part of a tensor, a whole tensor, or several tensors
 together. It passes through four stages, and only forward::
 
-    WAITING ──(all its tensors are ready)──▶ QUEUED ──(first in the queue, and the window is open)
+    WAITING ──(all it waits for is there)──▶ QUEUED ──(first in its queue, and the window is open)
                                                                      │
     FINISHED ◀──(the transfer is known to be over)── STARTED ◀───────┘
 
-* The queue gives out the least ``(priority, arrival)``. Equal priorities therefore leave in ready
+* Every operation belongs to a *lane*: a queue and a window of its own. An all-reduce has one; a
+  parameter server has one for pushes and one for pulls.
+* A queue gives out the least ``(priority, arrival)``. Equal priorities therefore leave in ready
   order: first in, first out needs no rule of its own.
 * The window is open while the bytes in flight are *below* the credit. It may overshoot by less
   than one operation, and one operation may always start.
-* ``in_order`` serves the runtime: operation k starts only after operation k-1, whatever is ready,
-  because collectives must be launched in the same order everywhere.
+* A *gate* opens when all operations that lead to it have finished, and then releases those behind
+  it: a pull follows its push, an all-gather follows all reduce-scatters.
+* ``IN_ORDER`` serves the runtime: operations of a lane start in the order of their numbers,
+  whatever is ready, because collectives must be launched in the same order everywhere.
+* ``FUSION`` is a buffer: what is started may be joined by those behind it while they fit.
+
+Counters wind themselves up again: once everything has finished, the next iteration may begin.
 
 This file is interpreted by the runtime and compiled for the simulator from the same text. It knows
 no clock, no thread and no randomness, it imports nothing that a compiler would stumble over, and
@@ -31,82 +38,122 @@ Ints = npt.NDArray[np.int64]
 
 WAITING, QUEUED, STARTED, FINISHED = range(4)
 
-# Where each number lives in State.counters.
-QUEUE_LENGTH, ARRIVALS, IN_FLIGHT, CREDIT, IN_ORDER, STARTS = range(6)
+# Where each number of a lane lives in its row of State.counters.
+QUEUE_LENGTH, ARRIVALS, IN_FLIGHT, STARTS, CREDIT, IN_ORDER, FUSION = range(7)
 
 NO_LIMIT = np.iinfo(np.int64).max
 NOTHING = -1
 
 
 class State(NamedTuple):
-    """Everything the decisions depend on. Which tensors belong to which operation never changes."""
+    """Everything the decisions depend on. The table above never changes; what is below does."""
 
-    # The table. Two sparse relations: operation -> tensors, and tensor -> operations.
     size: Ints
     priority: Ints
-    tensors_from: Ints
-    tensors: Ints
-    operations_from: Ints
-    operations: Ints
-    # What changes.
+    lane: Ints
+    lane_from: Ints
+    """Operations are numbered lane by lane; this is where each lane begins."""
+    needed_from: Ints
+    needed: Ints
+    """Tensor -> the operations that wait for its gradient."""
+    served_from: Ints
+    served: Ints
+    """Operation -> the tensors that it brings home, or a part of them."""
+    gate: Ints
+    """Operation -> the gate it leads to, or NOTHING."""
+    released_from: Ints
+    released: Ints
+    """Gate -> the operations behind it."""
+    waits_for: Ints
+    """Operation -> how many gradients and gates it waits for."""
+    servers: Ints
+    """Tensor -> how many operations bring it home."""
+    openers: Ints
+    """Gate -> how many operations lead to it."""
+
     stage: Ints
-    tensors_missing: Ints
+    missing: Ints
     operations_missing: Ints
+    openers_missing: Ints
     queue: Ints
     arrival: Ints
     counters: Ints
 
 
 def reset(state: State) -> None:
-    """Forget the last iteration: nothing is ready, queued or in flight."""
-    for operation in range(state.size.size):
-        state.stage[operation] = WAITING
-        state.tensors_missing[operation] = (
-            state.tensors_from[operation + 1] - state.tensors_from[operation]
-        )
-    for tensor in range(state.operations_missing.size):
-        state.operations_missing[tensor] = (
-            state.operations_from[tensor + 1] - state.operations_from[tensor]
-        )
-    state.counters[QUEUE_LENGTH] = 0
-    state.counters[ARRIVALS] = 0
-    state.counters[IN_FLIGHT] = 0
-    state.counters[STARTS] = 0
+    """Forget everything: nothing is ready, queued or in flight."""
+    state.stage[:] = WAITING
+    state.missing[:] = state.waits_for
+    state.operations_missing[:] = state.servers
+    state.openers_missing[:] = state.openers
+    for lane in range(state.counters.shape[0]):
+        state.counters[lane, QUEUE_LENGTH] = 0
+        state.counters[lane, ARRIVALS] = 0
+        state.counters[lane, IN_FLIGHT] = 0
+        state.counters[lane, STARTS] = 0
 
 
 def notify_ready(state: State, tensor: int) -> None:
-    """Queue the operations for which this tensor was the last one missing."""
-    for i in range(state.operations_from[tensor], state.operations_from[tensor + 1]):
-        operation = state.operations[i]
-        state.tensors_missing[operation] -= 1
-        if state.tensors_missing[operation] == 0:
-            state.stage[operation] = QUEUED
-            state.arrival[operation] = state.counters[ARRIVALS]
-            state.counters[ARRIVALS] += 1
-            _push(state, operation)
+    """Take note that a gradient is complete: operations may have waited for just this one."""
+    state.operations_missing[tensor] = state.servers[tensor]
+    for i in range(state.needed_from[tensor], state.needed_from[tensor + 1]):
+        _wait_for_one_less(state, state.needed[i])
 
 
-def start(state: State) -> int:
-    """Take the operation that may start now out of the queue, or return NOTHING."""
-    counters = state.counters
+def start(state: State, lane: int) -> int:
+    """Take the operation that may start now out of the lane's queue, or return NOTHING."""
+    counters = state.counters[lane]
     if counters[QUEUE_LENGTH] == 0 or counters[IN_FLIGHT] >= counters[CREDIT]:
         return NOTHING
-    first = state.queue[0]
-    if counters[IN_ORDER] == 1 and first != counters[STARTS]:
+    if counters[IN_ORDER] == 1:
+        length = state.lane_from[lane + 1] - state.lane_from[lane]
+        if state.queue[state.lane_from[lane]] != state.lane_from[lane] + counters[STARTS] % length:
+            return NOTHING
+    return _take(state, lane)
+
+
+def join(state: State, lane: int, room: int) -> int:
+    """Take the next operation along with the one just started if it fits, or return NOTHING."""
+    if state.counters[lane, QUEUE_LENGTH] == 0:
         return NOTHING
-    operation = _pop(state)
-    state.stage[operation] = STARTED
-    counters[IN_FLIGHT] += state.size[operation]
-    counters[STARTS] += 1
-    return operation
+    if state.size[state.queue[state.lane_from[lane]]] > room:
+        return NOTHING
+    return _take(state, lane)
 
 
 def notify_finish(state: State, operation: int) -> None:
-    """Return the credit and count the operation off its tensors."""
+    """Return the credit, bring tensors home, and open the gate if this was the last to it."""
     state.stage[operation] = FINISHED
-    state.counters[IN_FLIGHT] -= state.size[operation]
-    for i in range(state.tensors_from[operation], state.tensors_from[operation + 1]):
-        state.operations_missing[state.tensors[i]] -= 1
+    state.counters[state.lane[operation], IN_FLIGHT] -= state.size[operation]
+    for i in range(state.served_from[operation], state.served_from[operation + 1]):
+        state.operations_missing[state.served[i]] -= 1
+    gate = state.gate[operation]
+    if gate == NOTHING:
+        return
+    state.openers_missing[gate] -= 1
+    if state.openers_missing[gate] == 0:
+        state.openers_missing[gate] = state.openers[gate]
+        for i in range(state.released_from[gate], state.released_from[gate + 1]):
+            _wait_for_one_less(state, state.released[i])
+
+
+def _wait_for_one_less(state: State, operation: int) -> None:
+    state.missing[operation] -= 1
+    if state.missing[operation] == 0:
+        state.missing[operation] = state.waits_for[operation]
+        state.stage[operation] = QUEUED
+        counters = state.counters[state.lane[operation]]
+        state.arrival[operation] = counters[ARRIVALS]
+        counters[ARRIVALS] += 1
+        _push(state, operation)
+
+
+def _take(state: State, lane: int) -> int:
+    operation = _pop(state, lane)
+    state.stage[operation] = STARTED
+    state.counters[lane, IN_FLIGHT] += state.size[operation]
+    state.counters[lane, STARTS] += 1
+    return operation
 
 
 def _before(state: State, a: int, b: int) -> bool:
@@ -117,9 +164,10 @@ def _before(state: State, a: int, b: int) -> bool:
 
 def _push(state: State, operation: int) -> None:
     # A binary heap by hand: heapq neither compiles on arrays nor orders by a key kept elsewhere.
-    queue = state.queue
-    place = state.counters[QUEUE_LENGTH]
-    state.counters[QUEUE_LENGTH] += 1
+    lane = state.lane[operation]
+    queue = state.queue[state.lane_from[lane] :]
+    place = state.counters[lane, QUEUE_LENGTH]
+    state.counters[lane, QUEUE_LENGTH] += 1
     while place > 0:
         parent = (place - 1) // 2
         if not _before(state, operation, queue[parent]):
@@ -129,11 +177,11 @@ def _push(state: State, operation: int) -> None:
     queue[place] = operation
 
 
-def _pop(state: State) -> int:
-    queue = state.queue
+def _pop(state: State, lane: int) -> int:
+    queue = state.queue[state.lane_from[lane] :]
     top = int(queue[0])
-    state.counters[QUEUE_LENGTH] -= 1
-    length = state.counters[QUEUE_LENGTH]
+    state.counters[lane, QUEUE_LENGTH] -= 1
+    length = state.counters[lane, QUEUE_LENGTH]
     moved = queue[length]
     place = 0
     while 2 * place + 1 < length:

@@ -7,17 +7,20 @@ from bytelane.errors import InputError
 
 
 class Knobs(msgspec.Struct, frozen=True):
-    """What tuners turn."""
+    """What tuners turn. None where the policy has no use for it."""
 
-    partition_bytes: int = 4 * 2**20
-    credit_bytes: int = 8 * 2**20
+    partition_bytes: int | None = None
+    """No piece is larger."""
+    credit_bytes: int | None = None
+    """A piece may start while fewer bytes than this are in flight."""
+    fusion_bytes: int | None = None
+    """Small tensors travel together up to this."""
 
     def __post_init__(self) -> None:
-        for field in ("partition_bytes", "credit_bytes"):
-            if not 1 <= getattr(self, field) <= NO_LIMIT:
-                raise InputError(
-                    f"{field} is {getattr(self, field)}; it must be 1 or more, and fit in 64 bits"
-                )
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            if value is not None and not 1 <= value <= NO_LIMIT:
+                raise InputError(f"{field} is {value}; it must be 1 or more, and fit in 64 bits")
 
 
 class CreditWindow(msgspec.Struct, frozen=True):
@@ -38,3 +41,7 @@ class CreditWindow(msgspec.Struct, frozen=True):
     def limit(self) -> int:
         """The credit as the kernel wants it."""
         return NO_LIMIT if self.credit_bytes is None else self.credit_bytes
+
+
+UNLIMITED = CreditWindow()
+ONE_AT_A_TIME = CreditWindow(1)

@@ -45,14 +45,19 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def record(
-        cls, policy: Policy, job: Job, pieces: Pieces, starts: Sequence[int], version: int = 1
+        cls,
+        policy: Policy,
+        job: Job,
+        pieces: Pieces,
+        messages: Sequence[Sequence[int]],
+        version: int = 1,
     ) -> "Plan":
-        """Write down in which order the scheduler started the policy's operations."""
+        """Write down in which order the scheduler started operations, and which ones together."""
         parts = pieces.sub_tasks()
         return cls(
             policy.name,
             tuple(tensor.bytes for tensor in job.tensors),
-            tuple(Operation(parts[k]) for k in starts),
+            tuple(Operation(tuple(p for k in joined for p in parts[k])) for joined in messages),
             policy.window,
             policy.barrier,
             version,

@@ -1,7 +1,7 @@
-"""A policy is data: each tensor's priority, how it is cut, and who waits for whom.
+"""A policy is data: how tensors are cut, what they pass through, and who waits for whom.
 
-A function from a job and the knobs makes it. A function of your own is as good as ours: put
-``@register("name")`` on it and every engine and command knows it. The kernel never calls back.
+A function from a job, a cluster and the knobs makes it. A function of your own is as good as ours:
+put ``@register("name")`` on it and every engine and command knows it. The kernel never calls back.
 """
 
 import difflib
@@ -9,53 +9,100 @@ from collections.abc import Callable
 
 import msgspec
 
+from bytelane.cluster import Cluster, Sync
 from bytelane.core.knobs import CreditWindow, Knobs
-from bytelane.core.task import Pieces, partition
+from bytelane.core.task import Pieces, group_pieces, partition
 from bytelane.errors import InputError, UnknownPolicy
 from bytelane.job import Job
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """A transfer that every piece goes through: an all-reduce, a push, a pull, an all-gather..."""
+
+    name: str
+    priority: tuple[int, ...]
+    """Per tensor. The smallest goes first; equal ones go in ready order."""
+    window: CreditWindow = CreditWindow()
+    link: int = 0
+    """Which of a worker's links carries it: 0 is up (or the only one), 1 is down."""
+    share: float = 1.0
+    """How much of a whole transfer this is: a reduce-scatter is half an all-reduce."""
+    after_all: bool = False
+    """Begin when all pieces have passed the stage before, not each piece when it has."""
 
 
 class Policy(msgspec.Struct, frozen=True):
     """One answer to: what goes next, in what pieces, and who waits for it."""
 
     name: str
-    priority: tuple[int, ...]
-    """Per tensor. The smallest goes first; equal ones go in ready order."""
-    part_bytes: tuple[int | None, ...]
-    """Per tensor. None sends it whole."""
-    window: CreditWindow
+    stages: tuple[Stage, ...]
     barrier: bool
     """Forward waits for all tensors (True), or each layer for its own (False)."""
+    part_bytes: int | None = None
+    """Tensors are cut into parts of this size; None keeps them whole."""
+    groups: tuple[int, ...] | None = None
+    """Per tensor: tensors with the same number travel together. Not with parts."""
+    fusion_bytes: int | None = None
+    """Whatever is ready travels together up to this size, decided when it starts."""
+    after_backward: bool = False
+    """Nothing starts before the backward pass is over."""
+    preemptive: bool = False
+    """An ideal link: what is sent gives way at once, at no cost. Only a simulator can do that."""
 
     def cut(self, job: Job) -> Pieces:
-        """Cut the job's tensors as this policy wants them."""
-        return partition([tensor.bytes for tensor in job.tensors], self.part_bytes)
+        """Cut and group the job's tensors as this policy wants them."""
+        sizes = [tensor.bytes for tensor in job.tensors]
+        if self.groups is not None:
+            return group_pieces(sizes, self.groups)
+        return partition(sizes, [self.part_bytes] * len(sizes))
+
+    @property
+    def window(self) -> CreditWindow:
+        """The window of the first stage, in which the decisions are made."""
+        return self.stages[0].window
 
 
-PolicyMaker = Callable[[Job, Knobs], Policy]
+PolicyMaker = Callable[[Job, Cluster, Knobs], Policy]
+EITHER: tuple[Sync, ...] = ("allreduce", "ps")
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True):
+    """What is known of a policy before it is made for a job."""
+
     maker: PolicyMaker
-    knobs: frozenset[str]
+    sync: tuple[Sync, ...]
+    partition_bytes: int | None
+    parts_in_flight: int | None
+    fusion_bytes: int | None
+    doc: str
 
 
-_registry: dict[str, _Entry] = {}
+_registry: dict[str, Entry] = {}
 
 
-def register(name: str, *knobs: str) -> Callable[[PolicyMaker], PolicyMaker]:
-    """Make a policy known by name; ``knobs`` are the fields of :class:`Knobs` it looks at."""
-    unknown = set(knobs) - set(Knobs.__struct_fields__)
-    if unknown:
-        raise InputError(f"there is no knob {unknown.pop()!r}; {Knobs.__struct_fields__} exist")
+def register(
+    name: str,
+    *,
+    sync: tuple[Sync, ...] = EITHER,
+    partition_bytes: int | None = None,
+    parts_in_flight: int | None = None,
+    fusion_bytes: int | None = None,
+) -> Callable[[PolicyMaker], PolicyMaker]:
+    """Make a policy known by name. A knob that has a default here is one that it uses."""
 
     def keep(maker: PolicyMaker) -> PolicyMaker:
         if name in _registry:
             raise InputError(f"there is already a policy {name!r}; choose another name")
-        _registry[name] = _Entry(maker, frozenset(knobs))
+        doc = (maker.__doc__ or "").strip().partition("\n")[0]
+        _registry[name] = Entry(maker, sync, partition_bytes, parts_in_flight, fusion_bytes, doc)
         return maker
 
     return keep
+
+
+def policies_for(sync: Sync) -> tuple[str, ...]:
+    """Return the names of all policies that can synchronise this way."""
+    return tuple(name for name, entry in _registry.items() if sync in entry.sync)
 
 
 def policy_names() -> tuple[str, ...]:
@@ -63,19 +110,41 @@ def policy_names() -> tuple[str, ...]:
     return tuple(_registry)
 
 
-def make_policy(name: str, job: Job, knobs: Knobs) -> Policy:
-    """Make the policy of that name for a job."""
-    return _entry(name).maker(job, knobs)
-
-
-def knobs_used(name: str) -> frozenset[str]:
-    """Return the knobs that have an effect under this policy."""
-    return _entry(name).knobs
-
-
-def _entry(name: str) -> _Entry:
+def policy_entry(name: str) -> Entry:
+    """Return what is known of the policy of that name."""
     if name not in _registry:
         near = difflib.get_close_matches(name, _registry, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UnknownPolicy(f"there is no policy {name!r}{hint} (there are {', '.join(_registry)})")
     return _registry[name]
+
+
+def make_policy(name: str, job: Job, cluster: Cluster, knobs: Knobs | None = None) -> Policy:
+    """Make the policy of that name for a job on a cluster; its own knobs if none are given."""
+    entry = policy_entry(name)
+    if cluster.sync not in entry.sync:
+        ways = " and ".join(policies_for(cluster.sync))
+        raise InputError(f"policy {name} has no meaning for {cluster.sync}; these have: {ways}")
+    return entry.maker(job, cluster, knobs or choose_knobs(name))
+
+
+def choose_knobs(
+    name: str,
+    partition_bytes: int | None = None,
+    credit_bytes: int | None = None,
+    fusion_bytes: int | None = None,
+) -> Knobs:
+    """Fill in what was left open; refuse what would have no effect under this policy."""
+    entry = policy_entry(name)
+    for knob, given, default in (
+        ("partition", partition_bytes, entry.partition_bytes),
+        ("credit", credit_bytes, entry.parts_in_flight),
+        ("fusion", fusion_bytes, entry.fusion_bytes),
+    ):
+        if given is not None and default is None:
+            raise InputError(f"{knob} has no effect under policy {name}; leave it out")
+    part = entry.partition_bytes if partition_bytes is None else partition_bytes
+    credit = credit_bytes
+    if credit is None and part is not None and entry.parts_in_flight is not None:
+        credit = entry.parts_in_flight * part
+    return Knobs(part, credit, entry.fusion_bytes if fusion_bytes is None else fusion_bytes)

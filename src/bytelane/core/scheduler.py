@@ -10,11 +10,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from bytelane.core import kernel
-from bytelane.core.kernel import Ints, State
-from bytelane.core.knobs import CreditWindow
+from bytelane.core.kernel import State
 from bytelane.core.plan import Plan
 from bytelane.core.policy import Policy
-from bytelane.core.task import Pieces
+from bytelane.core.table import plan_state, policy_state
 from bytelane.errors import IllegalEvent
 from bytelane.job import Job
 
@@ -32,6 +31,8 @@ class Start(NamedTuple):
 
     operation: int
     now: float
+    joined: bool = False
+    """In the same message as the one before."""
 
 
 class Scheduler:
@@ -95,58 +96,15 @@ class Scheduler:
 
     @property
     def in_flight_bytes(self) -> int:
-        return int(self._state.counters[kernel.IN_FLIGHT])
+        return int(self._state.counters[:, kernel.IN_FLIGHT].sum())
 
     def _starts(self, now: float) -> list[Start]:
         starts = []
-        while (operation := kernel.start(self._state)) != kernel.NOTHING:
-            starts.append(Start(int(operation), now))
+        for lane in range(self._state.counters.shape[0]):
+            while (operation := kernel.start(self._state, lane)) != kernel.NOTHING:
+                starts.append(Start(int(operation), now))
+                room = self._state.counters[lane, kernel.FUSION] - self._state.size[operation]
+                while (operation := kernel.join(self._state, lane, room)) != kernel.NOTHING:
+                    starts.append(Start(int(operation), now, joined=True))
+                    room -= self._state.size[operation]
         return starts
-
-
-def policy_state(policy: Policy, job: Job) -> State:
-    """Lay out the kernel's arrays for a policy; operations are numbered as they were cut."""
-    pieces = policy.cut(job)
-    priority = np.asarray(policy.priority, dtype=np.int64)
-    first_piece = np.searchsorted(pieces.operation, np.arange(pieces.operation_count))
-    by_operation = priority[pieces.tensor[first_piece]] if pieces.operation.size else priority[:0]
-    return _state(pieces, by_operation, len(job.tensors), policy.window, in_order=False)
-
-
-def plan_state(plan: Plan) -> State:
-    """Lay out the kernel's arrays for a plan; operations are numbered in launch order."""
-    order = np.arange(len(plan.operations), dtype=np.int64)
-    return _state(plan.pieces, order, len(plan.tensor_bytes), plan.window, in_order=True)
-
-
-def _state(
-    pieces: Pieces, priority: Ints, tensor_count: int, window: CreditWindow, *, in_order: bool
-) -> State:
-    count = pieces.operation_count
-    size = np.bincount(pieces.operation, pieces.stop - pieces.start, count).astype(np.int64)
-    # A tensor that has several pieces in one operation is one tensor of that operation.
-    pairs = np.unique(np.stack([pieces.operation, pieces.tensor]), axis=1)
-    by_tensor = pairs[:, np.argsort(pairs[1], kind="stable")]
-    counters = np.zeros(kernel.STARTS + 1, dtype=np.int64)
-    counters[kernel.CREDIT] = window.limit
-    counters[kernel.IN_ORDER] = in_order
-    return State(
-        size=size,
-        priority=np.ascontiguousarray(priority),
-        tensors_from=_offsets(pairs[0], count),
-        tensors=np.ascontiguousarray(pairs[1]),
-        operations_from=_offsets(by_tensor[1], tensor_count),
-        operations=np.ascontiguousarray(by_tensor[0]),
-        stage=np.zeros(count, dtype=np.int64),
-        tensors_missing=np.zeros(count, dtype=np.int64),
-        operations_missing=np.zeros(tensor_count, dtype=np.int64),
-        queue=np.zeros(count, dtype=np.int64),
-        arrival=np.zeros(count, dtype=np.int64),
-        counters=counters,
-    )
-
-
-def _offsets(keys: Ints, count: int) -> Ints:
-    return np.concatenate(
-        [np.zeros(1, dtype=np.int64), np.bincount(keys, minlength=count).cumsum()]
-    ).astype(np.int64)

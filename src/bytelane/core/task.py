@@ -75,6 +75,16 @@ def partition(tensor_bytes: Sequence[int], part_bytes: Sequence[int | None]) -> 
     return Pieces(np.arange(tensor.size, dtype=np.int64), tensor, start, stop)
 
 
+def group_pieces(tensor_bytes: Sequence[int], groups: Sequence[int]) -> Pieces:
+    """Send whole tensors with the same group number together; groups are numbered without gaps."""
+    number = np.asarray(groups, dtype=np.int64)
+    if number.size and not np.array_equal(np.unique(number), np.arange(number.max() + 1)):
+        raise InputError(f"groups must be numbered 0, 1, 2... without gaps, not {list(groups)}")
+    tensor = np.argsort(number, kind="stable").astype(np.int64)
+    stop = np.asarray(tensor_bytes, dtype=np.int64)[tensor]
+    return Pieces(number[tensor], tensor, np.zeros_like(stop), stop)
+
+
 def label(parts: Sequence[SubTask], names: Sequence[str], tensor_bytes: Sequence[int]) -> str:
     """Name an operation for people: ``fc6``, ``fc6@8 MiB``, ``bn1 + 3 more``."""
     first = parts[0]

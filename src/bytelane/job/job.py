@@ -22,6 +22,8 @@ class Layer(msgspec.Struct, frozen=True):
     forward_s: float
     backward_s: float
     update_s: float = 0.0
+    after: tuple[int, ...] | None = None
+    """The layers whose output this one reads; None: just the one before it."""
 
     def __post_init__(self) -> None:
         for field in ("forward_s", "backward_s", "update_s"):
@@ -71,6 +73,12 @@ class Job(msgspec.Struct, frozen=True, dict=True):
         if not self.layers:
             raise InputError(f"job {self.name!r} has no layers; it needs at least one")
         last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            if layer.after and not 0 <= min(layer.after) <= max(layer.after) < index:
+                raise InputError(
+                    f"layer {layer.name!r} comes after layers {list(layer.after)}, "
+                    f"but it is number {index} itself"
+                )
         for tensor in self.tensors:
             if not 0 <= tensor.layers[0] <= tensor.layers[-1] <= last:
                 raise InputError(

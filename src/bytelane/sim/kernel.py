@@ -1,7 +1,7 @@
-"""Virtual time: one worker's compute stream and one serial link, driven by the core's decisions.
+"""Virtual time: compute streams and serial links, driven by the core's decisions.
 
-All workers are equal, so one stands for all. The compute stream runs a fixed list of steps in
-every iteration (L layers)::
+Equal workers all do the same at the same time, so one stands for all; workers that differ are
+simulated each. A worker's compute stream runs a fixed list of steps in every iteration (L layers)::
 
     step  0      1       ...  2L-2       2L-1         2L             ...  3L-1       3L
           update forward ...  update     forward      backward       ...  backward   outside
@@ -11,7 +11,8 @@ It waits only before an update: with a barrier until everything is synchronised,
 the tensors that this layer needs first are. Everything that happens at one instant is seen before
 the scheduler chooses what to start.
 
-Compiled from this text together with :mod:`bytelane.core.kernel`; the same rules apply.
+Tensors are numbered worker by worker. Compiled from this text together with
+:mod:`bytelane.core.kernel`; the same rules apply.
 """
 
 from typing import NamedTuple
@@ -19,28 +20,39 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bytelane.core.kernel import NOTHING, Ints, State, notify_finish, notify_ready, reset, start
+from bytelane.core.kernel import (
+    FUSION,
+    NOTHING,
+    Ints,
+    State,
+    join,
+    notify_finish,
+    notify_ready,
+    start,
+)
 
 Floats = npt.NDArray[np.float64]
-Table = npt.NDArray[np.float64]  # two dimensions: iteration, step or operation
 
-# Where each number lives in Now.times and Now.counters.
-CLOCK, COMPUTE_END, LINK_FREE = range(3)
-ITERATION, STEP, RUNNING, SENT, DELIVERED, UNSYNCHRONISED = range(6)
+# Where each number of a worker lives in its row of Now.counters.
+ITERATION, STEP, RUNNING, UNSYNCHRONISED = range(4)
 
 
 class Work(NamedTuple):
     """What an iteration consists of."""
 
     step_s: Floats
-    """Duration of each step."""
+    """Iteration, worker, step -> duration. A shorter list of iterations is repeated."""
     completes_from: Ints
     completes: Ints
     """Layer -> the tensors whose gradient its backward pass completes."""
     needed_by: Ints
     """Tensor -> the first layer that reads it."""
     send_s: Floats
-    """Operation -> the time it occupies the link."""
+    """Operation -> the time it occupies its link."""
+    overhead_s: Floats
+    """Lane -> how much of that is saved by travelling in another operation's message."""
+    link: Ints
+    """Lane -> the link it uses."""
     latency_s: float
     barrier: bool
 
@@ -48,142 +60,174 @@ class Work(NamedTuple):
 class Now(NamedTuple):
     """Where the simulation stands."""
 
-    times: Floats
+    clock: Floats
+    compute_end: Floats
+    link_free: Floats
     counters: Ints
     layer_missing: Ints
+    sent: Ints
+    delivered: Ints
+    """Lane -> how many operations went on the link, and how many of them are known to be over."""
     flying: Ints
-    """Operations in the order in which they went on the link."""
+    """A ring in each lane's stretch: operations in the order in which they went on the link."""
     known_at: Floats
-    """When the end of each of them becomes known."""
+    rounds: Ints
+    """Operation -> how often it went on the link: once an iteration."""
 
 
 class Log(NamedTuple):
-    """What happened. The tables keep the last iterations only, as many as they have rows."""
+    """What happened. All but the first keep the last iterations only, as many as they have rows."""
 
     iteration_start: Floats
-    step_start: Table
-    step_end: Table
-    launched: Table
-    sending: Table
-    sent: Table
-    known: Table
+    """Worker, iteration; negative until it has begun."""
+    step_start: Floats
+    step_end: Floats
+    """Iteration, worker, step."""
+    launched: Floats
+    sending: Floats
+    sent: Floats
+    known: Floats
+    """Iteration, operation."""
 
 
 def run(state: State, work: Work, now: Now, log: Log) -> None:
     """Simulate until the log holds the start of every iteration it has room for."""
-    last = log.iteration_start.size - 1
     while True:
-        while _deliver(state, work, now, log) or _compute(state, work, now, log):
-            pass
-        if now.counters[ITERATION] == last and now.counters[STEP] == 1:
+        moved = True
+        while moved:
+            moved = False
+            for lane in range(now.sent.size):
+                moved |= _deliver(state, work, now, lane)
+            for worker in range(now.compute_end.size):
+                moved |= _compute(state, work, now, log, worker)
+        for lane in range(now.sent.size):
+            _launch(state, work, now, log, lane)
+        earliest = _next_instant(state, now)
+        if earliest == np.inf:
             return
-        _launch(state, work, now, log)
-        now.times[CLOCK] = _next_instant(now)
+        now.clock[0] = earliest
 
 
-def _next_instant(now: Now) -> float:
+def _next_instant(state: State, now: Now) -> float:
     earliest = np.inf
-    if now.counters[RUNNING] == 1:
-        earliest = now.times[COMPUTE_END]
-    if now.counters[DELIVERED] < now.counters[SENT]:
-        earliest = min(earliest, now.known_at[now.counters[DELIVERED]])
-    if earliest == np.inf:
-        raise RuntimeError("the simulation stands still: an operation waits for ever")
+    for worker in range(now.compute_end.size):
+        if now.counters[worker, RUNNING] == 1:
+            earliest = min(earliest, now.compute_end[worker])
+    for lane in range(now.sent.size):
+        if now.delivered[lane] < now.sent[lane]:
+            earliest = min(earliest, now.known_at[_slot(state, lane, now.delivered[lane])])
     return earliest
 
 
-def _deliver(state: State, work: Work, now: Now, log: Log) -> bool:
+def _slot(state: State, lane: int, count: int) -> int:
+    first = state.lane_from[lane]
+    return int(first + count % (state.lane_from[lane + 1] - first))
+
+
+def _deliver(state: State, work: Work, now: Now, lane: int) -> bool:
     """Take note of one transfer whose end is known by now."""
-    next_up = now.counters[DELIVERED]
-    if next_up == now.counters[SENT] or now.known_at[next_up] > now.times[CLOCK]:
+    if now.delivered[lane] == now.sent[lane]:
         return False
-    operation = now.flying[next_up]
-    now.counters[DELIVERED] += 1
+    slot = _slot(state, lane, now.delivered[lane])
+    if now.known_at[slot] > now.clock[0]:
+        return False
+    operation = now.flying[slot]
+    now.delivered[lane] += 1
     notify_finish(state, operation)
-    for i in range(state.tensors_from[operation], state.tensors_from[operation + 1]):
-        tensor = state.tensors[i]
+    for i in range(state.served_from[operation], state.served_from[operation + 1]):
+        tensor = state.served[i]
         if state.operations_missing[tensor] == 0:
-            now.layer_missing[work.needed_by[tensor]] -= 1
-            now.counters[UNSYNCHRONISED] -= 1
+            worker = tensor // work.needed_by.size
+            layer = work.needed_by[tensor % work.needed_by.size]
+            now.layer_missing[worker, layer] -= 1
+            now.counters[worker, UNSYNCHRONISED] -= 1
     return True
 
 
-def _compute(state: State, work: Work, now: Now, log: Log) -> bool:
+def _compute(state: State, work: Work, now: Now, log: Log, worker: int) -> bool:
     """End the running step if it is over, or begin the next one if it may begin."""
-    if now.counters[RUNNING] == 1:
-        if now.times[COMPUTE_END] > now.times[CLOCK]:
+    counters = now.counters[worker]
+    if counters[RUNNING] == 1:
+        if now.compute_end[worker] > now.clock[0]:
             return False
-        _end_step(state, work, now)
+        _end_step(state, work, now, worker)
         return True
-    step = now.counters[STEP]
-    layers = now.layer_missing.size
-    if step < 2 * layers and step % 2 == 0 and _must_wait(work, now, step // 2):
+    step = counters[STEP]
+    layers = now.layer_missing.shape[1]
+    if step < 2 * layers and step % 2 == 0 and _must_wait(work, now, worker, step // 2):
         return False
+    iteration = counters[ITERATION]
+    last = log.iteration_start.shape[1] - 1
     if step == 1:
-        log.iteration_start[now.counters[ITERATION]] = now.times[CLOCK]
-        if now.counters[ITERATION] == log.iteration_start.size - 1:
+        if log.iteration_start[worker, iteration] < 0:
+            log.iteration_start[worker, iteration] = now.clock[0]
+        if iteration == last:
             return False
-    now.counters[RUNNING] = 1
-    now.times[COMPUTE_END] = now.times[CLOCK] + work.step_s[step]
-    row = _row(now, log)
-    if 0 <= row < log.step_start.shape[0]:
-        log.step_start[row, step] = now.times[CLOCK]
-        log.step_end[row, step] = now.times[COMPUTE_END]
+    counters[RUNNING] = 1
+    duration = work.step_s[iteration % work.step_s.shape[0], worker, step]
+    now.compute_end[worker] = now.clock[0] + duration
+    kept = log.step_start.shape[0]
+    row = iteration - (last - kept)
+    if 0 <= row < kept:
+        log.step_start[row, worker, step] = now.clock[0]
+        log.step_end[row, worker, step] = now.compute_end[worker]
     return True
 
 
-def _must_wait(work: Work, now: Now, layer: int) -> bool:
+def _must_wait(work: Work, now: Now, worker: int, layer: int) -> bool:
     if work.barrier:
-        return bool(now.counters[UNSYNCHRONISED] > 0)
-    return bool(now.layer_missing[layer] > 0)
+        return bool(now.counters[worker, UNSYNCHRONISED] > 0)
+    return bool(now.layer_missing[worker, layer] > 0)
 
 
-def _end_step(state: State, work: Work, now: Now) -> None:
-    step = now.counters[STEP]
-    layers = now.layer_missing.size
-    now.counters[RUNNING] = 0
-    now.counters[STEP] += 1
-    if step == 2 * layers - 1:
-        # Every gate has been passed, so every tensor has arrived: the table can be used again.
-        reset(state)
-        now.counters[SENT] = 0
-        now.counters[DELIVERED] = 0
-    elif 2 * layers <= step < 3 * layers:
+def _end_step(state: State, work: Work, now: Now, worker: int) -> None:
+    counters = now.counters[worker]
+    step = counters[STEP]
+    layers = now.layer_missing.shape[1]
+    counters[RUNNING] = 0
+    counters[STEP] += 1
+    if 2 * layers <= step < 3 * layers:
         layer = 3 * layers - 1 - step
         for i in range(work.completes_from[layer], work.completes_from[layer + 1]):
             tensor = work.completes[i]
-            now.layer_missing[work.needed_by[tensor]] += 1
-            now.counters[UNSYNCHRONISED] += 1
-            notify_ready(state, tensor)
+            now.layer_missing[worker, work.needed_by[tensor]] += 1
+            counters[UNSYNCHRONISED] += 1
+            notify_ready(state, worker * work.needed_by.size + tensor)
     elif step == 3 * layers:
-        now.counters[STEP] = 0
-        now.counters[ITERATION] += 1
+        counters[STEP] = 0
+        counters[ITERATION] += 1
 
 
-def _launch(state: State, work: Work, now: Now, log: Log) -> None:
-    """Put on the link what the scheduler lets go."""
-    row = _row(now, log)
-    operation = start(state)
+def _launch(state: State, work: Work, now: Now, log: Log, lane: int) -> None:
+    """Put on the link what the scheduler lets go, in one message what may be fused."""
+    operation = start(state, lane)
     while operation != NOTHING:
-        begin = max(now.times[CLOCK], now.times[LINK_FREE])
-        end = begin + work.send_s[operation]
-        now.times[LINK_FREE] = end
-        place = now.counters[SENT]
-        now.flying[place] = operation
-        now.known_at[place] = end + work.latency_s
-        now.counters[SENT] += 1
-        # In a forward pass the gradients are those of the iteration before.
-        made_in = row - 1 if now.counters[STEP] < 2 * now.layer_missing.size else row
-        if made_in >= 0:
-            log.launched[made_in, operation] = now.times[CLOCK]
-            log.sending[made_in, operation] = begin
-            log.sent[made_in, operation] = end
-            log.known[made_in, operation] = end + work.latency_s
-        operation = start(state)
+        first = now.sent[lane]
+        seconds = work.send_s[operation]
+        room = state.counters[lane, FUSION] - state.size[operation]
+        while operation != NOTHING:
+            now.flying[_slot(state, lane, now.sent[lane])] = operation
+            now.sent[lane] += 1
+            operation = join(state, lane, room)
+            if operation != NOTHING:
+                room -= state.size[operation]
+                seconds += work.send_s[operation] - work.overhead_s[lane]
+        begin = max(now.clock[0], now.link_free[work.link[lane]])
+        end = begin + seconds
+        now.link_free[work.link[lane]] = end
+        for count in range(first, now.sent[lane]):
+            slot = _slot(state, lane, count)
+            now.known_at[slot] = end + work.latency_s
+            _write_down(now, log, now.flying[slot], begin, end, end + work.latency_s)
+        operation = start(state, lane)
 
 
-def _row(now: Now, log: Log) -> int:
-    """Which row of the log this iteration has; negative if it is not kept."""
-    iterations = log.iteration_start.size - 1
-    kept = log.step_start.shape[0]
-    return int(now.counters[ITERATION] - (iterations - kept))
+def _write_down(now: Now, log: Log, operation: int, begin: float, end: float, known: float) -> None:
+    kept = log.launched.shape[0]
+    row = now.rounds[operation] - (log.iteration_start.shape[1] - 1 - kept)
+    now.rounds[operation] += 1
+    if row >= 0:
+        log.launched[row, operation] = now.clock[0]
+        log.sending[row, operation] = begin
+        log.sent[row, operation] = end
+        log.known[row, operation] = known

@@ -1,8 +1,11 @@
 """Plan by simulating: run the policy in virtual time and write down what it launches."""
 
+import msgspec
+
 from bytelane.cluster import Cluster, Link
 from bytelane.core import Knobs, Plan, Planner, make_policy
-from bytelane.job import Job
+from bytelane.errors import InputError
+from bytelane.job import Job, Layer, Tensor
 from bytelane.sim.engine import simulate
 
 # Planned as if communication took this much of the computing time, whatever the real rate is, an
@@ -16,14 +19,26 @@ ALIGNMENT = 8
 
 def make_planner(policy: str, knobs: Knobs) -> Planner:
     """Return a planner that simulates the measured job under this policy."""
-    part = max(ALIGNMENT, knobs.partition_bytes - knobs.partition_bytes % ALIGNMENT)
-    aligned = Knobs(part, knobs.credit_bytes)
+    _require_plannable(policy)
+    aligned = knobs
+    if knobs.partition_bytes is not None:
+        part = max(ALIGNMENT, knobs.partition_bytes - knobs.partition_bytes % ALIGNMENT)
+        aligned = msgspec.structs.replace(knobs, partition_bytes=part)
 
     def plan(job: Job, version: int) -> Plan:
         # Two workers put every byte on the wire once, so this rate makes the ratio.
         link = Link(job.total_bytes / (PLANNING_RATIO * max(job.compute_s, 1e-9)))
         # Interpreted: one simulation is milliseconds, and loading the compiler would be a second.
-        found = simulate(job, Cluster(2, link), make_policy(policy, job, aligned), "interpreted")
-        return found.plan(version)
+        cluster = Cluster(2, link)
+        schedule = make_policy(policy, job, cluster, aligned)
+        return simulate(job, cluster, schedule, "interpreted").plan(version)
 
     return plan
+
+
+def _require_plannable(policy: str) -> None:
+    """Refuse now what would fail on one rank, after three iterations."""
+    job = Job("one layer", (Layer("layer", 1.0, 1.0),), (Tensor("tensor", 8, (0,)),))
+    made = make_policy(policy, job, Cluster(2, Link(1.0)))
+    if len(made.stages) > 1 or made.after_backward or made.preemptive:
+        raise InputError(f"policy {policy} can be simulated, but not yet carried out for real")

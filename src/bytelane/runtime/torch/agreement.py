@@ -31,6 +31,8 @@ def share_plan(plan: Plan | None, group: dist.ProcessGroup) -> Plan:
     data = bytearray(plan.encode() if plan is not None else b"")
     length = torch.tensor([len(data)])
     dist.broadcast(length, group_src=0, group=group)
+    if not length:
+        raise PlanMismatch("rank 0 could not make a plan; its own message says why")
     if plan is None:
         data = bytearray(int(length))
     payload = torch.frombuffer(data, dtype=torch.uint8)

@@ -298,9 +298,12 @@ class Session:
             return
         self.job = self._measure(layers)
         plan = None
-        if self._control.rank() == 0:
-            plan = self._planner(self.job, self.plan.version + 1)
-        self._install(agreement.share_plan(plan, self._control))
+        try:
+            if self._control.rank() == 0:
+                plan = self._planner(self.job, self.plan.version + 1)
+        finally:  # also if that failed: the other ranks must not wait for ever
+            agreed = agreement.share_plan(plan, self._control)
+        self._install(agreed)
 
     def _measure(self, layers: list[str]) -> Job:
         mine = durations(self.watch, layers, MEASURED_ITERATIONS)
