@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bytelane.core import Done, Plan, bucket_plan
-from bytelane.errors import IllegalEvent, PlanMismatch, TransferFailed, TransferTimeout
+from bytelane.errors import (
+    IllegalEvent,
+    NotSupported,
+    PlanMismatch,
+    TransferFailed,
+    TransferTimeout,
+)
 from bytelane.runtime.engine import Engine
 
 
@@ -113,8 +119,35 @@ def test_a_transport_that_cannot_launch_poisons_the_engine() -> None:
 def test_what_does_not_arrive_in_time_is_an_error_that_names_the_tensor() -> None:
     engine = engine_of(Manual(), timeout_s=0.01)
     engine.notify_ready(2)
+    engine.notify_ready(1)
     with pytest.raises(TransferTimeout, match=r"t1, t2 did not arrive within 0.01 s"):
         engine.wait([1, 2])
+
+
+def test_nobody_waits_for_what_only_he_could_bring_about() -> None:
+    transport = Manual()
+    engine = engine_of(transport)  # the plan sends tensor 2, then 1, then 0
+    engine.notify_ready(0)
+    with pytest.raises(NotSupported, match=r"t1 got no gradient .* so t0 cannot be synchronised"):
+        engine.wait([0])
+    engine.notify_ready(2)
+    transport.finish(0)
+    engine.wait([2])  # needs nothing of the others
+
+
+def test_ctrl_c_while_waiting_poisons_the_engine() -> None:
+    engine = engine_of(Manual())
+    engine.notify_ready(2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine._changed, "wait_for", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engine.wait([2])
+    with pytest.raises(TransferFailed, match="interrupted"):
+        engine.wait([2])
+
+
+def interrupt(*_: object) -> bool:
+    raise KeyboardInterrupt
 
 
 def test_an_iteration_begins_only_when_nothing_is_in_flight() -> None:

@@ -1,6 +1,7 @@
 """What is not supported yet is refused with a sentence, never done wrong."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import bytelane
-from bytelane.errors import InputError, NotSupported
+from bytelane.errors import InputError, NotSupported, PlanMismatch
 from ranks import Pool
 from training import loss_of, make, train
 
@@ -49,9 +50,11 @@ BEFORE_TRAINING: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
         lambda: with_optimizer(torch.nn.Embedding(4, 4, sparse=True)),
         "the model has sparse gradients",
     ),
-    "batch norm": (
-        lambda: with_optimizer(torch.nn.Sequential(torch.nn.BatchNorm1d(4))),
-        "0 keeps running statistics",
+    "traced": (
+        lambda: with_optimizer(
+            torch.nn.Sequential(torch.jit.trace(torch.nn.Linear(3, 3), torch.ones(1, 3)))
+        ),
+        "0 is scripted or traced",
     ),
     "half": (lambda: with_optimizer(torch.nn.Linear(3, 3).half()), "weight is torch.float16"),
     "lazy": (lazy, "1.weight is a lazy parameter"),
@@ -103,12 +106,46 @@ def unfrozen(rank: int, net: Any, opt: Any) -> None:
     train(net, opt, rank, steps=1)
 
 
+def frozen_later(rank: int, net: Any, opt: Any) -> None:
+    net[5].bias.requires_grad_(False)
+    train(net, opt, rank, steps=1)
+
+
+def unused_and_clipped(rank: int, net: Any, opt: Any) -> None:
+    net[0](torch.ones(24)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+
+
+def another_dtype(rank: int, net: Any, opt: Any) -> None:
+    net.double()
+    net(torch.ones(24, dtype=torch.float64)).sum().backward()
+    opt.step()
+
+
+def another_thread(rank: int, net: Any, opt: Any) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(train, net, opt, rank, steps=1).result()
+
+
+def hiding_hook(rank: int, net: Any, opt: Any) -> None:
+    def hide(parameter: torch.Tensor) -> None:
+        parameter.grad = None
+
+    net[5].bias.register_post_accumulate_grad_hook(hide)
+    train(net, opt, rank, steps=1)
+
+
 WHILE_TRAINING: dict[str, tuple[Callable[[int, Any, Any], None], str]] = {
     "second backward": (second_backward, "gradient accumulation is not supported yet"),
     "unused parameter": (unused_parameter, "2.weight got no gradient"),
     "closure": (closure, "step(closure) is not supported yet"),
     "prepared twice": (prepared_twice, "prepared already"),
-    "unfrozen": (unfrozen, "unfreezing is not supported yet"),
+    "unfrozen": (unfrozen, "it was frozen or not in the model when prepare() was called"),
+    "frozen later": (frozen_later, "5.bias was frozen after prepare()"),
+    "unused and clipped": (unused_and_clipped, "2.weight got no gradient"),
+    "another dtype": (another_dtype, "has become torch.float64 since prepare()"),
+    "another thread": (another_thread, "call prepare() in the thread that trains"),
+    "a hook that hides": (hiding_hook, "taken the gradient of 5.bias away"),
 }
 
 
@@ -130,6 +167,38 @@ def refused_while(rank: int, case: str, after: int) -> str:
 def test_refused_while_training(two_ranks: Pool, case: str, after: int) -> None:
     for message in two_ranks.run(refused_while, case=case, after=after):
         assert WHILE_TRAINING[case][1] in message
+
+
+def refused_on_one_rank(rank: int) -> str:
+    net, opt = make()
+    if rank == 1:
+        net[0].half()
+    try:
+        bytelane.prepare(net, opt)
+    except NotSupported as error:
+        return str(error)
+    return "accepted"
+
+
+def test_a_refusal_on_one_rank_is_a_refusal_on_all(two_ranks: Pool) -> None:
+    first, second = two_ranks.run(refused_on_one_rank)
+    assert first == f"rank 1: {second}"
+    assert "0.weight is torch.float16" in second
+
+
+def frozen_on_one_rank(rank: int) -> str:
+    net, opt = make()
+    net[0].bias.requires_grad_(rank == 0)
+    try:
+        bytelane.prepare(net, opt)
+    except PlanMismatch as error:
+        return str(error)
+    return "accepted"
+
+
+def test_what_is_frozen_must_be_the_same_everywhere(two_ranks: Pool) -> None:
+    for message in two_ranks.run(frozen_on_one_rank):
+        assert "the model differs between ranks" in message
 
 
 def test_without_a_process_group_there_is_nothing_to_do(

@@ -56,10 +56,41 @@ class Backwards(torch.nn.Module):
         return result
 
 
+class Gaps(torch.nn.Module):
+    """A parameter that is a slice of something larger, different on every rank at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        wide = torch.randn(24, 32) + torch.distributed.get_rank()
+        self.weight = torch.nn.Parameter(wide[:, :16])
+        self.register_buffer("scale", torch.ones(16, 2)[:, 0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight * self.scale
+
+
+class Empty(torch.nn.Module):
+    """A parameter without elements beside an ordinary layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing = torch.nn.Parameter(torch.zeros(0, 4))
+        self.layer = torch.nn.Linear(24, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x) + self.nothing.sum()
+        return result
+
+
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     "chain": chain,
     "tied": Tied,
     "backwards": Backwards,
+    "batch norm": lambda: torch.nn.Sequential(
+        torch.nn.Linear(24, 32), torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 16)
+    ),
+    "gaps": Gaps,
+    "empty": Empty,
 }
 
 

@@ -1,5 +1,6 @@
 """The composition root: the only room that knows all others, and hands each what it needs."""
 
+import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from bytelane.cluster import Cluster, Link
 from bytelane.core import Knobs, make_policy
 from bytelane.core import choose_knobs as _choose_knobs
 from bytelane.errors import InputError, MissingExtra
-from bytelane.job import Job, load
+from bytelane.job import Job, load, zoo
 from bytelane.sim import Jitter, Simulation, make_planner
 from bytelane.sim import simulate as _simulate
 from bytelane.units import parse_bytes, parse_rate, parse_seconds
@@ -35,7 +36,7 @@ def simulate(
     The other keywords describe the cluster, as in :func:`make_cluster`.
     """
     if not isinstance(job, Job):
-        job = load(job)
+        job = find_job(job)
     where = make_cluster(**cluster)
     knobs = choose_knobs(policy, partition, credit, fusion)
     schedule = make_policy(policy, job, where, knobs)
@@ -44,6 +45,22 @@ def simulate(
             raise InputError("the optimum knows no barrier; leave that out")
         schedule = msgspec.structs.replace(schedule, barrier=barrier)
     return _simulate(job, where, schedule, jitter=Jitter(jitter, seed) if jitter else None)
+
+
+def find_job(name: str | Path, *, accelerator: str | None = None, batch: int | None = None) -> Job:
+    """Return a model of the zoo by its name, or the job in a file."""
+    if str(name) in zoo.names():
+        return zoo.make(str(name), accelerator=accelerator, batch=batch)
+    if Path(name).suffix not in (".toml", ".json"):
+        near = difflib.get_close_matches(str(name), zoo.names(), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise InputError(
+            f"{str(name)!r} is neither a job file (.toml or .json) nor a model of the zoo{hint} "
+            "(bytelane zoo lists them)"
+        )
+    if accelerator is not None or batch is not None:
+        raise InputError("a job file has its own times; accelerator and batch are for the zoo")
+    return load(name)
 
 
 def make_cluster(

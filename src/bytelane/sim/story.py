@@ -15,7 +15,7 @@ def compute_spans(job: Job, log: Log, worker: int = 0) -> Iterator[Span]:
     zero = _zero(log)
     for row in range(log.step_start.shape[0]):
         starts, ends = log.step_start[row, worker] - zero, log.step_end[row, worker] - zero
-        for (kind, name), start, end in zip(_steps(job), starts, ends, strict=True):
+        for (kind, name), start, end in zip(step_names(job), starts, ends, strict=True):
             if end > start:
                 yield Span(kind, name, float(start), float(end), row)
 
@@ -46,7 +46,8 @@ def _zero(log: Log) -> float:
     return float(log.iteration_start[0, -1 - log.step_start.shape[0]])
 
 
-def _steps(job: Job) -> Iterator[tuple[Kind, str]]:
+def step_names(job: Job) -> Iterator[tuple[Kind, str]]:
+    """Name a worker's steps in the order in which it takes them."""
     for layer in job.layers:
         yield "update", layer.name
         yield "forward", layer.name

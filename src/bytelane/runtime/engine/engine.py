@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from bytelane.core import Plan, Scheduler, Start, Transport
-from bytelane.errors import PlanMismatch, TrainingError, TransferFailed, TransferTimeout
+from bytelane.errors import (
+    NotSupported,
+    PlanMismatch,
+    TrainingError,
+    TransferFailed,
+    TransferTimeout,
+)
 
 Clock = Callable[[], float]
 
@@ -50,6 +56,8 @@ class Engine:
         self._to_launch: deque[int] = deque()
         self._launching = False
         self._launched_at: dict[int, float] = {}
+        self._first_operation, self._last_operation = _reach(plan)
+        self._unready = set(range(len(plan.tensor_bytes)))
         self._failure: TrainingError | None = None
 
     def begin_iteration(self) -> None:
@@ -59,13 +67,16 @@ class Engine:
             if self._launched_at:
                 raise PlanMismatch("an iteration began while operations were still in flight")
             self._scheduler.reset()
+            self._unready = set(range(len(self.plan.tensor_bytes)))
             self.transfers = []
 
     def notify_ready(self, tensor: int) -> None:
         """A gradient is complete: launch what may go."""
         with self._changed:
             self._raise_failure()
-            self._launch(self._scheduler.notify_ready(tensor, self._clock()))
+            starts = self._scheduler.notify_ready(tensor, self._clock())
+            self._unready.discard(tensor)
+            self._launch(starts)
 
     def is_ready(self, tensor: int) -> bool:
         """Tell whether this tensor's gradient was reported in this iteration."""
@@ -87,7 +98,8 @@ class Engine:
             return not missing or self._failure is not None
 
         with self._changed:
-            if not self._changed.wait_for(over, self._timeout_s):
+            self._require_possible(missing)
+            if not self._wait_for(over):
                 names = ", ".join(self._names[t] for t in sorted(missing)[:3])
                 self.fail(
                     TransferTimeout(
@@ -96,6 +108,31 @@ class Engine:
                     )
                 )
             self._raise_failure()
+
+    def _wait_for(self, over: Callable[[], bool]) -> bool:
+        try:
+            return self._changed.wait_for(over, self._timeout_s)
+        except BaseException:  # Ctrl-C: nobody shall wait once more at exit
+            self.fail(TransferFailed("waiting for other ranks was interrupted"))
+            raise
+
+    def _require_possible(self, tensors: set[int]) -> None:
+        """Refuse to wait for what cannot come before this very thread has done something else.
+
+        Operations are launched in plan order, so all gradients up to a tensor's last operation must
+        be there, and it is the waiting thread that makes them.
+        """
+        if not self._unready or not tensors:
+            return
+        last = max(self._last_operation[tensor] for tensor in tensors)
+        for tensor in sorted(self._unready):
+            if self._first_operation[tensor] <= last:
+                wanted = self._names[max(tensors, key=self._last_operation.__getitem__)]
+                raise NotSupported(
+                    f"{self._names[tensor]} got no gradient in this iteration, so {wanted} cannot "
+                    "be synchronised; parameters that are not used in every iteration are not "
+                    "supported yet"
+                )
 
     def fail(self, error: TrainingError) -> None:
         """Refuse everything from now on, with this error."""
@@ -139,3 +176,14 @@ class Engine:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def _reach(plan: Plan) -> tuple[dict[int, int], dict[int, int]]:
+    """Return each tensor's first and last operation."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for number, operation in enumerate(plan.operations):
+        for part in operation.parts:
+            first.setdefault(part.tensor, number)
+            last[part.tensor] = number
+    return first, last

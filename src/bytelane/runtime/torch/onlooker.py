@@ -1,49 +1,54 @@
-"""See who looks: the first use of a parameter that is not up to date brings it up to date.
+"""See who looks: the first use of a tensor that is not up to date brings it up to date.
 
 Between backward and the end of the next forward, parameters and gradients may be behind. Modules
 have gates of their own; this catches everybody else: ``p.grad`` for clipping, ``p.data``, a weight
-used functionally in another module, ``torch.save``, ``deepcopy``. It sees what goes through Python
-in this thread. It does not see parameters handed to C++ or to another thread.
+used functionally in another module, an alias that shares its memory, ``torch.save``, ``deepcopy``.
+It sees what goes through Python in this thread. It does not see parameters handed to C++ or to
+another thread, nor the optimizer's own state.
 """
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+from torch.utils._device import DeviceContext
 
-Settle = Callable[[list[torch.Tensor]], None]
+Settle = Callable[[set[int]], None]
 
 
-class Onlooker(TorchFunctionMode):
-    """Calls ``settle`` with the watched tensors among a torch function's arguments.
+class Onlooker:
+    """One session's tensors that are behind, found by the memory they live in."""
 
-    ``watched`` is live: it holds the ids of the tensors that are behind at the moment. The mode is
-    entered once and stays: modes are a stack, and whatever a user enters later is left before ours.
-    """
-
-    def __init__(self, watched: Mapping[int, Any], settle: Settle) -> None:
-        super().__init__()
-        self._watched = watched
-        # Weak: the stack of modes must not keep a model alive that its user has dropped.
+    def __init__(self, settle: Settle) -> None:
+        # Weak: whoever looks must not keep a model alive that its user has dropped.
         self._settle = weakref.WeakMethod(settle)
+        self._by_memory: dict[int, set[int]] = defaultdict(set)
+        self._memory_of: dict[int, list[int]] = {}
         self.paused = False
+        _mode.onlookers.add(self)
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if self._watched and not self.paused:
-            seen = list(_among((*args, *(kwargs or {}).values()), self._watched))
-            settle = self._settle()
-            if seen and settle is not None:
-                settle(seen)
-        return func(*args, **(kwargs or {}))
+    def watch(self, number: int, tensors: Iterable[torch.Tensor]) -> None:
+        """From now on call ``settle({number})`` before anybody uses one of these."""
+        places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+        self._memory_of[number] = places
+        for place in places:
+            self._by_memory[place].add(number)
+
+    def forget(self, number: int) -> None:
+        """It is up to date again."""
+        for place in self._memory_of.pop(number):
+            self._by_memory[place].discard(number)
+            if not self._by_memory[place]:
+                del self._by_memory[place]
 
     @contextmanager
     def looking_away(self) -> Iterator[None]:
@@ -54,10 +59,66 @@ class Onlooker(TorchFunctionMode):
         finally:
             self.paused = before
 
+    def look(self, values: Iterable[Any]) -> None:
+        """Settle what is behind among the arguments of a torch function."""
+        if self._by_memory and not self.paused:
+            seen = set().union(*(self._by_memory.get(place, ()) for place in _memory(values)))
+            settle = self._settle()
+            if seen and settle is not None:
+                settle(seen)
 
-def _among(values: Iterable[Any], watched: Mapping[int, Any]) -> Iterator[torch.Tensor]:
+    @staticmethod
+    def start_watching() -> None:
+        """Enter the mode in this thread, below whatever a user has entered or will enter.
+
+        Modes are a stack, and leaving a ``with`` block pops its top whatever that is: entered on
+        top of a user's mode, ours would be popped in its place.
+        """
+        if not Onlooker.is_watching():
+            others = [_pop_mode() for _ in _stack()][::-1]  # type: ignore[no-untyped-call]
+            # A default device keeps the bottom: it insists on finding itself there.
+            base = [mode for mode in others[:1] if isinstance(mode, DeviceContext)]
+            for mode in (*base, _mode, *others[len(base) :]):
+                _push_mode(mode)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def is_watching() -> bool:
+        """Tell whether the mode is entered in this thread."""
+        return any(mode is _mode for mode in _stack())
+
+
+class _Mode(TorchFunctionMode):
+    """Shows the arguments of every torch function to all onlookers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.onlookers: weakref.WeakSet[Onlooker] = weakref.WeakSet()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        for onlooker in list(self.onlookers):
+            onlooker.look((*args, *(kwargs or {}).values()))
+        return func(*args, **(kwargs or {}))
+
+
+_mode = _Mode()
+
+
+def _stack() -> list[Any]:
+    return list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+
+
+def _memory(values: Iterable[Any]) -> Iterator[int]:
     for value in values:
-        if id(value) in watched:
-            yield value
+        if isinstance(value, torch.Tensor):
+            try:
+                yield value.untyped_storage().data_ptr()
+            except (NotImplementedError, RuntimeError):
+                continue  # a tensor without memory: sparse, meta, of a functional transform
         elif isinstance(value, (list, tuple)):
-            yield from _among(value, watched)
+            yield from _memory(value)

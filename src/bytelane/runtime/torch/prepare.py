@@ -1,9 +1,11 @@
 """Put the hooks on the user's own model and optimizer."""
 
 import atexit
+import contextlib
 import functools
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +16,9 @@ from bytelane.core import Planner
 from bytelane.errors import NotSupported, TrainingError
 from bytelane.runtime.torch import agreement
 from bytelane.runtime.torch.gate import Gate
+from bytelane.runtime.torch.onlooker import Onlooker
 from bytelane.runtime.torch.session import Session, module_name
-from bytelane.runtime.torch.support import is_separable, require_supported
+from bytelane.runtime.torch.support import first_problem, is_separable
 
 # By the model's id, which is not used again while the session lives, since that holds the model.
 # The hooks hold the session, so model and session go together.
@@ -36,10 +39,8 @@ def attach(
         return None
     if id(model) in _sessions:
         raise NotSupported("this model is prepared already; call prepare() once")
-    world = dist.group.WORLD
-    assert world is not None
-    require_supported(model, optimizer, world)
     group, control = _new_group(), _new_group()
+    agreement.refuse_together(first_problem(model, optimizer), control)
     _agree_on_model(model, control)
     session = Session(
         model,
@@ -56,9 +57,10 @@ def attach(
     _hook_model(model, session)
     _hook_optimizer(optimizer, session)
     _hook_parameters(session)
-    session.onlooker.__enter__()  # type: ignore[no-untyped-call]
+    Onlooker.start_watching()
     _sessions[id(model)] = session
-    atexit.register(_flush_at_exit, weakref.ref(session))
+    weakref.finalize(session, _drop, group, control).atexit = False
+    _flush_all_at_exit()
     return session
 
 
@@ -78,11 +80,22 @@ def _new_group() -> dist.ProcessGroup:
 
 
 def _agree_on_model(model: torch.nn.Module, control: dist.ProcessGroup) -> None:
-    described = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
+    described = [
+        (name, tuple(p.shape), str(p.dtype), p.requires_grad)
+        for name, p in model.named_parameters()
+    ]
     agreement.require_equal("the version of bytelane", __version__, control)
     agreement.require_equal("the model", repr(described), control)
     with torch.no_grad():
         agreement.copy_from_first([*model.parameters(), *model.buffers()], control)
+
+
+def _drop(*groups: dist.ProcessGroup) -> None:
+    """Close the sockets and threads of a model that its user has dropped."""
+    for group in groups:
+        # The user may have destroyed all groups already.
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group(group)
 
 
 def _hook_model(model: torch.nn.Module, session: Session) -> None:
@@ -121,13 +134,26 @@ def _hook_parameters(session: Session) -> None:
     # Weak: a parameter keeps its hooks where the garbage collector does not look.
     weak = weakref.WeakMethod(session.take_gradient)
 
-    def take_gradient(parameter: torch.Tensor) -> None:
-        take = weak()
-        if take is not None:
-            take(parameter)
+    def hook_for(parameter: torch.Tensor) -> Callable[..., None]:
+        known = weakref.ref(parameter)
+
+        def take_gradient(*_: Any) -> None:
+            take, mine = weak(), known()
+            if take is not None and mine is not None:
+                take(mine)
+
+        return take_gradient
 
     for parameter in session.parameters:
-        parameter.register_post_accumulate_grad_hook(take_gradient)  # type: ignore[no-untyped-call]
+        # The node that accumulates the gradient, as in DDP: its hooks run after all of the user's
+        # on the parameter, whoever came first. It lives as long as somebody holds it.
+        with torch.enable_grad():
+            function = parameter.view_as(parameter).grad_fn
+        assert function is not None
+        node = function.next_functions[0][0]
+        assert node is not None
+        node.register_hook(hook_for(parameter))
+        session.nodes.append(node)
 
 
 def _announce_zero_grad(owner: torch.nn.Module | torch.optim.Optimizer, session: Session) -> None:
@@ -138,21 +164,31 @@ def _announce_zero_grad(owner: torch.nn.Module | torch.optim.Optimizer, session:
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
         if self is owner:  # and not a copy, which is a plain object again
-            session.before_zero_grad(set_to_none)
+            session.before_zero_grad(_parameters_of(owner), set_to_none)
         with session.onlooker.looking_away():
             type(self).zero_grad(self, set_to_none)
 
     owner.zero_grad = types.MethodType(zero_grad, owner)  # type: ignore[method-assign]
 
 
-def _flush_at_exit(session: "weakref.ref[Session]") -> None:
-    # Other ranks may still wait for what this one owes them, to save a checkpoint for example.
-    alive = session()
-    if alive is not None:
+def _parameters_of(owner: torch.nn.Module | torch.optim.Optimizer) -> list[torch.Tensor]:
+    if isinstance(owner, torch.nn.Module):
+        return list(owner.parameters())
+    return [p for group in owner.param_groups for p in group["params"]]
+
+
+@functools.cache
+def _flush_all_at_exit() -> None:
+    """See once to it that no rank leaves while others wait for what it owes them."""
+    atexit.register(_flush_all)
+
+
+def _flush_all() -> None:
+    for session in list(_sessions.values()):
         try:
-            alive.flush()
+            session.flush()
         except TrainingError as error:
-            _say(f"at exit: {error}")
+            print(f"bytelane: at exit: {error}", flush=True)
 
 
 def _say(message: str) -> None:

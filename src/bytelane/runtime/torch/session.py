@@ -18,6 +18,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from bytelane.core import Plan, Planner, bucket_plan
 from bytelane.errors import NotSupported, TrainingError
@@ -57,9 +58,10 @@ class Session:
         keep_iterations: int,
         say: Say,
     ) -> None:
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and p.numel()]
         self.names = tuple(name for name, _ in named)
         self.parameters = tuple(p for _, p in named)
+        self._dtype = self.parameters[0].dtype
         self.watch = Stopwatch(keep_iterations)
         self.job: Job | None = None
         self._owners = _owners(model, self.parameters)
@@ -76,12 +78,13 @@ class Session:
         self._zeroed: dict[int, bool] = {}
         self._gradients: list[torch.Tensor | None] = [None] * len(self.parameters)
         self._tensor_of = {id(p): t for t, p in enumerate(self.parameters)}
-        self._behind: dict[int, int] = {}
         self._iteration_open = False
         self._opened_in = 0
+        self.nodes: list[object] = []
+        """Autograd's nodes with our hooks on them, which would vanish if nobody held them."""
         self._steps = 0
         self._waiting_optimizer = not is_separable(optimizer)
-        self.onlooker = Onlooker(self._behind, self.settle_parameters)
+        self.onlooker = Onlooker(self.settle)
         self._install(bucket_plan(self._tensor_bytes, FIRST_BUCKET_BYTES))
 
     @property
@@ -96,8 +99,9 @@ class Session:
 
     def enter_model(self) -> None:
         """The root module's forward begins."""
+        self.onlooker.paused = False  # a step() that raised has left it so
         if torch.is_grad_enabled():
-            self.watch.begin_iteration()
+            self._copy_buffers()
             self.watch.start("outside", OUTSIDE)
 
     def pass_gate(self, module: str, tensors: tuple[int, ...]) -> None:
@@ -114,6 +118,13 @@ class Session:
         if torch.is_grad_enabled():
             self.watch.start("backward", OUTSIDE)
 
+    def _copy_buffers(self) -> None:
+        """Take rank 0's buffers before a training forward, as DDP does."""
+        buffers = list(self._model.buffers())
+        if buffers:
+            with self.onlooker.looking_away(), torch.no_grad():
+                agreement.copy_from_first(buffers, self._control)
+
     # --- backward ------------------------------------------------------------------------------
 
     def take_gradient(self, parameter: torch.Tensor) -> None:
@@ -127,12 +138,20 @@ class Session:
                     "something that neither a module's forward nor a torch function shows"
                 )
             self._open_iteration(tensor)
-            assert parameter.grad is not None
-            self._transport.take(tensor, parameter.grad)
+            gradient = self._usable_gradient(tensor)
+            self._transport.take(tensor, gradient)
             self._taken.add(tensor)
-            self._behind[id(parameter)] = tensor
+            self.onlooker.watch(tensor, (parameter, gradient))
             self._engine.notify_ready(tensor)
         self.watch.start("backward", OUTSIDE)
+
+    def _usable_gradient(self, tensor: int) -> torch.Tensor:
+        gradient, name = self.parameters[tensor].grad, self.names[tensor]
+        if gradient is None:
+            raise NotSupported(f"a hook has taken the gradient of {name} away before it was sent")
+        if gradient.layout is not torch.strided:
+            raise NotSupported(f"the gradient of {name} is sparse, which is not supported")
+        return gradient
 
     def _open_iteration(self, tensor: int) -> None:
         if self._owed:  # by modules that this forward pass has left out
@@ -156,6 +175,9 @@ class Session:
         if closure_given:
             raise NotSupported("step(closure) is not supported yet; call backward() and step()")
         with self.onlooker.looking_away():
+            self._require_hooks()
+            if self._owed:  # a second step() with the same gradients
+                self.flush()
             if self._iteration_open:
                 self._require_complete()
                 if self.plan.barrier or self._waiting_optimizer or self._has_step_hooks():
@@ -173,6 +195,7 @@ class Session:
             self._close_iteration()
             if self._steps == max(MEASURED_ITERATIONS) + 1:
                 self._replan()
+            self.watch.begin_iteration()
         self.watch.start("outside", OUTSIDE)
 
     @property
@@ -180,32 +203,46 @@ class Session:
         """Tell whether the running ``step`` is one of our own late ones."""
         return self._stepper.active
 
-    def before_zero_grad(self, set_to_none: bool) -> None:
-        """Gradients are thrown away; those still owed are kept, for the update only."""
-        self.settle(tuple(self._taken))
-        for tensor in self._owed:
+    def before_zero_grad(self, parameters: Iterable[torch.Tensor], set_to_none: bool) -> None:
+        """These gradients are thrown away; those still owed are kept, for the update only."""
+        tensors = {self._tensor_of[id(p)] for p in parameters if id(p) in self._tensor_of}
+        self.settle(tensors & self._taken)
+        for tensor in tensors & self._owed:
             self._zeroed[tensor] = set_to_none
+        if len(tensors) == len(self.parameters):
+            self._close_iteration()  # a backward pass that was not followed by a step()
+
+    def _require_hooks(self) -> None:
+        """Nothing that tells us of gradients and of looks may have been lost."""
+        if not Onlooker.is_watching():
+            raise NotSupported(
+                "prepare() was called in another thread than this one, or somebody has taken the "
+                "watch on parameters away; call prepare() in the thread that trains"
+            )
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            if parameter.dtype != self._dtype:
+                raise NotSupported(
+                    f"{name} has become {parameter.dtype} since prepare(); change dtypes before it"
+                )
 
     def _require_complete(self) -> None:
         for tensor, name in enumerate(self.names):
             if not self._engine.is_ready(tensor):
-                raise NotSupported(
-                    f"{name} got no gradient in this iteration; parameters that are not used in "
-                    "every iteration are not supported yet"
-                )
+                raise NotSupported(_without_gradient(name, self.parameters[tensor]))
         for group in self._optimizer.param_groups:
             for p in group["params"]:
-                if p.grad is not None and id(p) not in self._tensor_of:
+                if p.grad is not None and p.numel() and id(p) not in self._tensor_of:
                     raise NotSupported(
                         f"a parameter of shape {tuple(p.shape)} has a gradient, but it was frozen "
-                        "when prepare() was called; unfreezing is not supported yet"
+                        "or not in the model when prepare() was called; that is not supported yet"
                     )
 
     def _has_step_hooks(self) -> bool:
         # Late steps would run the user's hooks several times; ours is one of each.
         optimizer = self._optimizer
-        hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-        return any(len(registered) > 1 for registered in hooks)
+        own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+        everybodys = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+        return any(len(hooks) > 1 for hooks in own) or any(everybodys)
 
     def _defer(self) -> None:
         self._stepper.remember()
@@ -218,9 +255,6 @@ class Session:
         self._owed, self._taken = self._taken, set()
 
     # --- settling ------------------------------------------------------------------------------
-
-    def settle_parameters(self, parameters: list[torch.Tensor]) -> None:
-        self.settle([self._behind[id(p)] for p in parameters if id(p) in self._behind])
 
     def flush(self) -> None:
         """Bring everything up to date."""
@@ -239,7 +273,7 @@ class Session:
                 assert gradient is not None
                 self._transport.give(tensor, gradient)
                 self._taken.discard(tensor)
-                del self._behind[id(self.parameters[tensor])]
+                self.onlooker.forget(tensor)
             if owed:
                 # One step for many is cheaper than many: take along what has arrived meanwhile.
                 others = [t for t in self._owed.difference(owed) if self._engine.has_arrived(t)]
@@ -256,7 +290,7 @@ class Session:
         for tensor in tensors:
             self._forget_gradient(tensor)
             self._owed.discard(tensor)
-            del self._behind[id(self.parameters[tensor])]
+            self.onlooker.forget(tensor)
         self.watch.stop()
         self._close_iteration()
 
@@ -271,7 +305,7 @@ class Session:
                 gradient.zero_()
 
     def _close_iteration(self) -> None:
-        if self._iteration_open and not self._behind:
+        if self._iteration_open and not self._taken and not self._owed:
             self._iteration_open = False
             transfers = self._engine.transfers
             self.watch.add_transfers(transfers, self.plan, self.names, self._opened_in)
@@ -284,15 +318,15 @@ class Session:
 
     def _install(self, plan: Plan) -> None:
         """Use this plan from now on; nothing of the last one may be in flight."""
-        self._transport = AllReduceTransport(plan, self.parameters[0].dtype, self.group, self.names)
+        self._transport = AllReduceTransport(plan, self._dtype, self.group, self.names)
         self._engine = Engine(
             plan, self._transport, tensor_names=self.names, timeout_s=self._timeout_s
         )
 
     def _replan(self) -> None:
         """Measured enough: let rank 0 plan, and take its plan on every rank from the next step."""
-        layers = self.watch.layer_order(MEASURED_ITERATIONS[-1])
-        agreement.require_equal("the order of the modules", repr(layers), self._control)
+        mine = self.watch.layer_order(MEASURED_ITERATIONS[-1])
+        layers = agreement.names_from_first(mine, self._control)
         if not layers:
             self._say("the model's own forward never ran, so the plain buckets stay")
             return
@@ -315,6 +349,15 @@ class Session:
             for name, size, owners in zip(self.names, self._tensor_bytes, self._owners, strict=True)
         ]
         return measured_job(type(self._model).__name__, layers, tensors, steps)
+
+
+def _without_gradient(name: str, parameter: torch.Tensor) -> str:
+    if not parameter.requires_grad:
+        return f"{name} was frozen after prepare(), which is not supported yet"
+    return (
+        f"{name} got no gradient in this iteration; parameters that are not used in every "
+        "iteration are not supported yet"
+    )
 
 
 def _owners(model: torch.nn.Module, parameters: tuple[torch.Tensor, ...]) -> list[tuple[str, ...]]:

@@ -16,7 +16,7 @@ from bytelane.trace import Kind, Span, Trace
 
 
 class Stopwatch:
-    """Spans of one rank; iterations are counted by forward passes that train."""
+    """Spans of one rank; iterations are counted by steps of the optimizer."""
 
     def __init__(self, keep: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._keep = keep
@@ -25,10 +25,10 @@ class Stopwatch:
         self._starts: dict[int, float] = {}
         self._doing: tuple[Kind, str] | None = None
         self._since = 0.0
-        self.iteration = -1
+        self.iteration = 0
 
     def begin_iteration(self) -> None:
-        """The forward pass of the next iteration begins; forget what is older than is kept."""
+        """The next iteration begins; forget what is older than is kept."""
         self.stop()
         self.iteration += 1
         oldest = self.iteration - self._keep

@@ -3,11 +3,7 @@
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-
-from bytelane.errors import NotSupported
 
 SUPPORTED_DTYPES = (torch.float32, torch.float64)
 
@@ -24,12 +20,9 @@ SEPARABLE_OPTIMIZERS = (
 )
 
 
-def require_supported(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
-) -> None:
-    """Raise NotSupported for the first thing that would go wrong silently."""
-    for problem in _problems(model, optimizer, group):
-        raise NotSupported(problem)
+def first_problem(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Return the first thing that would go wrong silently, or an empty text."""
+    return next(_problems(model, optimizer), "")
 
 
 def is_separable(optimizer: torch.optim.Optimizer) -> bool:
@@ -37,23 +30,16 @@ def is_separable(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) in SEPARABLE_OPTIMIZERS
 
 
-def _problems(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
-) -> Iterator[str]:
-    if dist.get_backend(group) != "gloo":
-        yield f"the backend is {dist.get_backend(group)}; only gloo is supported so far"
+def _problems(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[str]:
     if isinstance(model, DistributedDataParallel):
         yield "the model is wrapped in DistributedDataParallel; give prepare() the model inside it"
     if type(model).__name__ in ("FullyShardedDataParallel", "OptimizedModule"):
         yield f"the model is a {type(model).__name__}; give prepare() the plain module"
     for name, module in model.named_modules():
-        if getattr(module, "sparse", False):
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             yield f"{name or 'the model'} has sparse gradients; build it with sparse=False"
-        if isinstance(module, _BatchNorm) and module.track_running_stats:
-            yield (
-                f"{name or 'the model'} keeps running statistics, which are not synchronised yet; "
-                "build it with track_running_stats=False or use another normalisation"
-            )
+        if isinstance(module, torch.jit.ScriptModule):
+            yield f"{name or 'the model'} is scripted or traced; give prepare() the plain module"
     yield from _parameter_problems(model, optimizer)
 
 

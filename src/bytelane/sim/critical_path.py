@@ -1,0 +1,137 @@
+"""Why does an iteration take that long? Walk back from its end, always to what was waited for.
+
+Moments in the log that belong together are the same float, so causes are found by equality. Each
+link of the chain is computing, sending, or the latency until the end of a transfer is known.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from bytelane.core import label
+from bytelane.errors import InputError
+from bytelane.sim.engine import Simulation
+from bytelane.sim.kernel import Log
+from bytelane.sim.story import step_names
+
+
+class Cause(NamedTuple):
+    """One thing that the iteration could not go on without."""
+
+    what: str
+    """forward, backward, update, outside, sending or latency."""
+    name: str
+    start_s: float
+    end_s: float
+    worker: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+class _Transfer(NamedTuple):
+    name: str
+    launched: float
+    sending: float
+    sent: float
+    known: float
+
+
+def critical_path(found: Simulation) -> list[Cause]:
+    """Return what the last iteration was made of, without gaps, from its start to its end."""
+    if found.log is None:
+        raise InputError("the optimum is a bound, not a schedule: it has no critical path")
+    zero, end = (float(moment) for moment in found.log.iteration_start[0, -2:])
+    path = []
+    for cause in _Walk(found, found.log).back_from(end):
+        path.append(
+            cause._replace(start_s=max(cause.start_s, zero) - zero, end_s=cause.end_s - zero)
+        )
+        if cause.start_s <= zero:
+            break
+    return path[::-1]
+
+
+def explain(path: list[Cause], lines: int = 5) -> list[Cause]:
+    """Join neighbours of a kind, then the shortest with their neighbours, until few are left."""
+    joined = [_join(list(same)) for _, same in groupby(path, key=lambda cause: cause.what)]
+    while len(joined) > lines:
+        pairs = range(len(joined) - 1)
+        k = min(pairs, key=lambda i: joined[i].seconds + joined[i + 1].seconds)
+        joined[k : k + 2] = [_join(joined[k : k + 2])]
+    return joined
+
+
+def _join(causes: list[Cause]) -> Cause:
+    longest = max(causes, key=lambda cause: cause.seconds)
+    others = len({cause.name for cause in causes}) - 1
+    name = longest.name.partition(" and ")[0] + (f" and {others} more" if others else "")
+    kinds = list(dict.fromkeys(kind for cause in causes for kind in cause.what.split(" + ")))
+    return Cause(" + ".join(kinds), name, causes[0].start_s, causes[-1].end_s, longest.worker)
+
+
+class _Walk:
+    """The log, indexed by the moments at which things end."""
+
+    def __init__(self, found: Simulation, log: Log) -> None:
+        self._steps: dict[float, list[Cause]] = defaultdict(list)
+        self._sent: dict[float, _Transfer] = {}
+        self._known: dict[float, _Transfer] = {}
+        names = list(step_names(found.job))
+        for row, worker, step in np.argwhere(log.step_end > log.step_start).tolist():
+            start, end = log.step_start[row, worker, step], log.step_end[row, worker, step]
+            self._steps[float(end)].append(Cause(*names[step], float(start), float(end), worker))
+        for transfer in _transfers(found, log):
+            self._sent[transfer.sent] = transfer
+            self._known[transfer.known] = transfer
+
+    def back_from(self, moment: float) -> Iterator[Cause]:
+        """Yield causes from the start of a forward pass back to the beginning of the log."""
+        cause = self._before_computing(moment, worker=0)
+        while cause is not None:
+            if isinstance(cause, Cause):
+                yield cause
+                cause = self._before_computing(cause.start_s, cause.worker)
+            else:
+                transfer, until = cause
+                if until > transfer.sent:
+                    yield Cause("latency", transfer.name, transfer.sent, until)
+                yield Cause("sending", transfer.name, transfer.sending, transfer.sent)
+                cause = self._before_sending(transfer)
+
+    def _before_computing(self, moment: float, worker: int) -> "_Found":
+        """Computing begins when the step before is over, or when a transfer is known to be."""
+        for step in self._steps.get(moment, []):
+            if step.worker == worker:
+                return step
+        return self._known_at(moment)
+
+    def _before_sending(self, transfer: _Transfer) -> "_Found":
+        """Sending begins when the link is free, the gradient is ready, or the window opens."""
+        if transfer.launched < transfer.sending:
+            before = self._sent.get(transfer.sending)
+            return None if before is None else (before, before.sent)
+        for step in self._steps.get(transfer.launched, []):
+            if step.what == "backward":
+                return step
+        return self._known_at(transfer.launched)
+
+    def _known_at(self, moment: float) -> "_Found":
+        transfer = self._known.get(moment)
+        return None if transfer is None else (transfer, moment)
+
+
+_Found = Cause | tuple[_Transfer, float] | None
+
+
+def _transfers(found: Simulation, log: Log) -> Iterator[_Transfer]:
+    names = [tensor.name for tensor in found.job.tensors]
+    sizes = [tensor.bytes for tensor in found.job.tensors]
+    labels = [label(parts, names, sizes) for parts in found.pieces.sub_tasks()]
+    for row, operation in np.argwhere(~np.isnan(log.launched)).tolist():
+        times = (log.launched, log.sending, log.sent, log.known)
+        yield _Transfer(labels[operation % len(labels)], *(float(t[row, operation]) for t in times))
