@@ -222,7 +222,7 @@ def test_a_bad_value_is_one_sentence(run: Run, job: Path, arguments: str, why: s
     ("name", "content", "why"),
     [
         ("absent.toml", None, "there is no such file"),
-        ("job.yaml", "name: a", "ends in .toml or .json"),
+        ("job.yaml", "name: a", "neither a job file (.toml or .json)"),
         ("job.toml", "name = = 1", "line 1"),
         ("job.json", "{", "not valid JSON"),
         ("job.toml", "", "the file is empty"),

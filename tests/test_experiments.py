@@ -145,7 +145,7 @@ def test_few_servers_congest_and_a_ring_does_not() -> None:
 
 
 # The usual model, ours too, puts pushes and pulls on separate directions. A host with both a worker
-# and a server sends its pushes and its replies by one link, so it is too good by up to a factor of 2.
+# and a server sends its pushes and its replies by one link, so it is too good by up to twice.
 @pytest.mark.xfail(reason="co-located servers are modelled as in the literature: too optimistic")
 def test_a_host_with_worker_and_server_sends_pushes_and_replies_by_one_link() -> None:
     for row in incast_rows():

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from bytelane import __version__
-from bytelane.cli import doctor, overlay, simulate
+from bytelane.cli import compare, doctor, overlay, simulate, why, zoo
 from bytelane.errors import BytelaneError
 
 app = typer.Typer(
@@ -17,6 +17,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(simulate.simulate)
+app.command()(compare.compare)
+app.command()(why.why)
+app.command()(zoo.zoo)
 app.command()(overlay.overlay)
 app.command()(doctor.doctor)
 

@@ -6,7 +6,19 @@ from typing import Annotated
 import typer
 
 JobFile = Annotated[
-    Path, typer.Argument(help="A job file (.toml or .json).", metavar="JOB", show_default=False)
+    Path,
+    typer.Argument(
+        help="A job file (.toml or .json), or a model of the zoo.",
+        metavar="JOB",
+        show_default=False,
+    ),
+]
+Accelerator = Annotated[
+    str | None,
+    typer.Option(help="For a model of the zoo: what computes. [default: v100]", metavar="NAME"),
+]
+Batch = Annotated[
+    int | None, typer.Option(help="For a model of the zoo: samples a worker. [default: 32]")
 ]
 Workers = Annotated[int, typer.Option(help="Number of workers.")]
 Bandwidth = Annotated[

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytelane.cli.options import Bandwidth, Credit, JobFile, Json, Partition, Policy, Workers
+from bytelane.cli.output import print_json
 
 if TYPE_CHECKING:
     from bytelane.bench import Outcome
@@ -32,16 +33,15 @@ def overlay(
 
     Example: bytelane overlay examples/vgg16-small.toml --partition 512KiB
     """
-    from bytelane.api import choose_knobs
+    from bytelane.api import choose_knobs, find_job
     from bytelane.bench import Contender, Experiment, run_experiment
-    from bytelane.job import load
     from bytelane.report import draw_overlay
     from bytelane.trace import save_chrome
     from bytelane.units import parse_rate
 
     names = [policy] if policy == "fifo" else ["fifo", policy]
     experiment = Experiment(
-        job=load(job),
+        job=find_job(job),
         workers=workers,
         rate=parse_rate(bandwidth),
         contenders=tuple(
@@ -122,8 +122,6 @@ def _gain(outcomes: "list[Outcome]") -> float:
 
 
 def _print_json(experiment: Any, outcomes: "list[Outcome]") -> None:
-    import msgspec
-
     document = {
         "job": experiment.job.name,
         "workers": experiment.workers,
@@ -146,4 +144,4 @@ def _print_json(experiment: Any, outcomes: "list[Outcome]") -> None:
             for o in outcomes
         ],
     }
-    print(msgspec.json.format(msgspec.json.encode(document)).decode())
+    print_json(document)

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytelane.cli.options import (
+    Accelerator,
     Bandwidth,
+    Batch,
     Credit,
     Fusion,
     JobFile,
@@ -21,6 +23,7 @@ from bytelane.cli.options import (
     Sync,
     Workers,
 )
+from bytelane.cli.output import count, print_json
 
 if TYPE_CHECKING:
     from bytelane.core import Knobs
@@ -49,6 +52,8 @@ def simulate(
     servers: Servers = None,
     separate: Separate = False,
     slow: Slow = 1.0,
+    accelerator: Accelerator = None,
+    batch: Batch = None,
     jitter: Annotated[
         float, typer.Option(help="Each step's time varies by exp(JITTER x normal).")
     ] = 0.0,
@@ -61,13 +66,13 @@ def simulate(
 ) -> None:
     """Predict the iteration time of a training job.
 
-    Example: bytelane simulate examples/vgg16.toml --workers 4 --bandwidth 10Gbit
+    Example: bytelane simulate resnet50 --workers 4 --bandwidth 10Gbit
     """
     from bytelane import api
     from bytelane.trace import save_chrome
 
     found = api.simulate(
-        job,
+        api.find_job(job, accelerator=accelerator, batch=batch),
         policy=policy,
         partition=partition,
         credit=credit,
@@ -88,7 +93,7 @@ def simulate(
         save_chrome([found.trace], trace)
     if as_json:
         values = summary(found, api.choose_knobs(policy, partition, credit, fusion))
-        _print_json(values | {"jitter": jitter, "seed": seed})
+        print_json(values | {"jitter": jitter, "seed": seed})
     else:
         _print_text(found)
 
@@ -124,22 +129,16 @@ def summary(found: "Simulation", knobs: "Knobs") -> dict[str, Any]:
     }
 
 
-def _print_json(values: dict[str, Any]) -> None:
-    import msgspec
-
-    print(msgspec.json.format(msgspec.json.encode(values)).decode())
-
-
 def _print_text(found: "Simulation") -> None:
     from bytelane.units import format_bytes, format_seconds
 
     job, window = found.job, found.schedule.window
-    pieces = f"{_count(found.operations, 'piece')} an iteration"
+    pieces = f"{count(found.operations, 'piece')} an iteration"
     if window.credit_bytes is not None:
         pieces += f", a piece starts below {format_bytes(window.credit_bytes)} in flight"
     over = max(0.0, found.iteration_s / found.bound_s - 1) if found.bound_s else 0.0
-    print(f"{job.name}: {format_bytes(job.total_bytes)} in {_count(len(job.tensors), 'tensor')}")
-    print(f"on {_count(found.cluster.workers, 'worker')}, {found.cluster.link}")
+    print(f"{job.name}: {format_bytes(job.total_bytes)} in {count(len(job.tensors), 'tensor')}")
+    print(f"on {count(found.cluster.workers, 'worker')}, {found.cluster.link}")
     print(f"by {found.policy}: {pieces}\n")
     spread = f"   (+- {format_seconds(found.spread_s)})" if found.spread_s else ""
     print(f"  iteration      {format_seconds(found.iteration_s):>10}{spread}")
@@ -147,7 +146,3 @@ def _print_text(found: "Simulation") -> None:
     print(f"  communication  {format_seconds(found.communication_s):>10}")
     print(f"  bound          {format_seconds(found.bound_s):>10}   ({over:.1%} above it)")
     print(f"  optimum        {format_seconds(found.optimal_s):>10}")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

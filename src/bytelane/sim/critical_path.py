@@ -42,10 +42,11 @@ class _Transfer(NamedTuple):
 
 
 def critical_path(found: Simulation) -> list[Cause]:
-    """Return what the last iteration was made of, without gaps, from its start to its end."""
+    """Return what an iteration was made of, without gaps, from its start to its end."""
     if found.log is None:
         raise InputError("the optimum is a bound, not a schedule: it has no critical path")
-    zero, end = (float(moment) for moment in found.log.iteration_start[0, -2:])
+    # Not the last one: the log does not have the update that leads to its end.
+    zero, end = (float(moment) for moment in found.log.iteration_start[0, -3:-1])
     path = []
     for cause in _Walk(found, found.log).back_from(end):
         path.append(

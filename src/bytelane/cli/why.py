@@ -1,0 +1,100 @@
+"""``bytelane why``: what an iteration could not go on without, in five lines."""
+
+from bytelane.cli.options import (
+    Accelerator,
+    Bandwidth,
+    Batch,
+    Credit,
+    Fusion,
+    JobFile,
+    Json,
+    Latency,
+    Overhead,
+    Partition,
+    Policy,
+    Separate,
+    Servers,
+    Slow,
+    Sync,
+    Workers,
+)
+from bytelane.cli.output import print_json, print_table
+
+
+def why(
+    job: JobFile,
+    workers: Workers = 2,
+    bandwidth: Bandwidth = "10Gbit",
+    policy: Policy = "bytescheduler",
+    partition: Partition = None,
+    credit: Credit = None,
+    fusion: Fusion = None,
+    overhead: Overhead = "0us",
+    latency: Latency = "0us",
+    sync: Sync = "allreduce",
+    servers: Servers = None,
+    separate: Separate = False,
+    slow: Slow = 1.0,
+    accelerator: Accelerator = None,
+    batch: Batch = None,
+    as_json: Json = False,
+) -> None:
+    """Explain an iteration: walk back from its end to what each moment had to wait for.
+
+    Example: bytelane why vgg16 --workers 4 --bandwidth 25Gbit --policy fifo
+    """
+    from bytelane import api
+    from bytelane.sim.critical_path import critical_path, explain
+
+    found = api.simulate(
+        api.find_job(job, accelerator=accelerator, batch=batch),
+        policy=policy,
+        partition=partition,
+        credit=credit,
+        fusion=fusion,
+        workers=workers,
+        bandwidth=bandwidth,
+        overhead=overhead,
+        latency=latency,
+        sync=sync,
+        servers=servers,
+        separate=separate,
+        slow=slow,
+    )
+    path = critical_path(found)
+    busy = found.compute_s / found.iteration_s, found.communication_s / found.iteration_s
+    if as_json:
+        print_json(
+            {
+                "policy": found.policy,
+                "iteration_ms": found.iteration_s * 1000,
+                "compute_busy_percent": 100 * busy[0],
+                "link_busy_percent": 100 * busy[1],
+                "path": [
+                    {
+                        "what": cause.what,
+                        "name": cause.name,
+                        "start_ms": cause.start_s * 1000,
+                        "duration_ms": cause.seconds * 1000,
+                    }
+                    for cause in path
+                ],
+            }
+        )
+        return
+    print(
+        f"{found.job.name} by {found.policy}: {found.iteration_s * 1e3:.1f} ms an iteration, "
+        f"in which computing is busy {busy[0]:.0%} of the time and the link {busy[1]:.0%}\n"
+    )
+    print_table(
+        ("waits for", "from", "takes", "share"),
+        [
+            (
+                f"{cause.what} {cause.name}",
+                f"{cause.start_s * 1e3:.1f} ms",
+                f"{cause.seconds * 1e3:.1f} ms",
+                f"{cause.seconds / found.iteration_s:.0%}",
+            )
+            for cause in explain(path)
+        ],
+    )

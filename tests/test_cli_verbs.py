@@ -1,0 +1,106 @@
+"""The verbs that look at a job from several sides: compare, why, zoo."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bytelane import api
+from bytelane.cli import main
+from bytelane.core import policies_for
+from bytelane.job import load, zoo
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bytelane", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return call
+
+
+@pytest.mark.parametrize("sync", ["allreduce", "ps"])
+def test_compare_shows_every_policy_and_agrees_with_simulate(run: Run, sync: str) -> None:
+    code, out, _ = run("compare", "alexnet", "--sync", sync, "--workers", 4, "--json")
+    assert code == 0
+    rows = {row["policy"]: row for row in json.loads(out)["policies"]}
+    assert set(rows) == set(policies_for(sync))
+    assert rows["fifo"]["gain_over_fifo_percent"] == 0
+    for name, row in rows.items():
+        alone = api.simulate("alexnet", policy=name, sync=sync, workers=4)
+        assert row["iteration_ms"] == alone.iteration_s * 1000
+        assert row["iteration_ms"] >= rows["optimal"]["iteration_ms"] - 1e-9
+
+
+def test_compare_prints_the_fastest_first(run: Run) -> None:
+    _, out, _ = run("compare", "vgg16", "--workers", 4, "--bandwidth", "25Gbit")
+    times = [float(line.split()[1]) for line in out.splitlines()[3:]]
+    assert times == sorted(times)
+    assert times[0] < times[-1]
+
+
+def test_why_adds_up(run: Run) -> None:
+    code, out, _ = run("why", "vgg16", "--policy", "fifo", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert sum(part["duration_ms"] for part in found["path"]) == pytest.approx(
+        found["iteration_ms"]
+    )
+
+
+def test_why_explains_in_five_lines(run: Run) -> None:
+    _, out, _ = run("why", "resnet50", "--policy", "p3", "--overhead", "50us", "--latency", "80us")
+    table = out.split("\n\n")[1].splitlines()
+    assert 2 <= len(table) <= 6
+
+
+def test_the_zoo_lists_every_model(run: Run) -> None:
+    _, out, _ = run("zoo", "--json")
+    assert [row["name"] for row in json.loads(out)] == list(zoo.names())
+    _, out, _ = run("zoo")
+    assert "25,557,032" in out
+
+
+def test_a_model_becomes_a_job_file(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "model.toml"
+    code, _, _ = run("zoo", "alexnet", "--out", path, "--batch", 8)
+    assert code == 0
+    assert load(path).total_bytes == zoo.make("alexnet").total_bytes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("simulate resnet5O", "did you mean resnet50?"),
+        ("simulate resnet50 --accelerator v1000", "did you mean v100"),
+        ("simulate resnet50 --batch 0", "batch of 0"),
+        ("simulate thesis-4 --batch 8", "would have no effect"),
+        ("simulate resnet50 --sync ring", "use allreduce or ps"),
+        ("simulate resnet50 --servers 2", "an all-reduce has no servers"),
+        ("simulate resnet50 --sync ps --servers 0", "0 servers cannot serve"),
+        ("simulate resnet50 --sync ps --servers 3", "use as many, or hosts of their own"),
+        ("simulate resnet50 --policy tac", "no meaning for allreduce"),
+        ("simulate resnet50 --policy optimal --barrier", "knows no barrier"),
+        ("simulate resnet50 --policy optimal --trace x.json", "no trace"),
+        ("simulate resnet50 --jitter -1", "makes no sense"),
+        ("simulate resnet50 --slow 0", "use more than 0"),
+        ("compare nowhere.toml", "there is no such file"),
+        ("why resnet50 --policy optimal", "no critical path"),
+        ("zoo resnet51", "did you mean resnet50"),
+        ("zoo --batch 3", "go with the name of a model"),
+    ],
+)
+def test_bad_input_is_one_sentence(run: Run, arguments: str, complaint: str) -> None:
+    code, out, err = run(*arguments.split())
+    assert code == 2
+    assert out == ""
+    assert complaint in err
+    assert err.count("\n") == 1
