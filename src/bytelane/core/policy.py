@@ -51,10 +51,9 @@ class Policy(msgspec.Struct, frozen=True):
 
     def cut(self, job: Job) -> Pieces:
         """Cut and group the job's tensors as this policy wants them."""
-        sizes = [tensor.bytes for tensor in job.tensors]
         if self.groups is not None:
-            return group_pieces(sizes, self.groups)
-        return partition(sizes, [self.part_bytes] * len(sizes))
+            return group_pieces(job.columns.bytes, self.groups)
+        return partition(job.columns.bytes, self.part_bytes)
 
     @property
     def window(self) -> CreditWindow:

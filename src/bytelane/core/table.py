@@ -103,12 +103,16 @@ Relation = tuple[Ints, Ints]
 
 def _carried(pieces: Pieces) -> Pairs:
     """Return each pair of an operation and a tensor that it carries some of, once."""
+    if pieces.operation.size == pieces.operation_count:  # one piece each: nothing is there twice
+        return pieces.operation, pieces.tensor
     pairs = np.unique(np.stack([pieces.operation, pieces.tensor]), axis=1)
     return pairs[0], pairs[1]
 
 
 def _least(priority: Ints, carried: Pairs, count: int) -> Ints:
     """Return for each piece the most urgent priority among its tensors."""
+    if carried[0].size == count:
+        return priority[carried[1]]
     least = np.full(count, np.iinfo(np.int64).max, dtype=np.int64)
     np.minimum.at(least, carried[0], priority[carried[1]])
     return least
@@ -118,6 +122,8 @@ def _for_workers(
     carried: Pairs, workers: int, copies: int, count: int, tensors: int, offset: int
 ) -> Pairs:
     """Repeat the pairs for every worker's tensors, and for its own operations if it has some."""
+    if workers == 1:
+        return offset + carried[0], carried[1]
     worker = np.repeat(np.arange(workers, dtype=np.int64), carried[0].size)
     own = worker if copies > 1 else np.zeros_like(worker)
     operation = offset + own * count + np.tile(carried[0], workers)
@@ -148,8 +154,9 @@ def _gates(after_all: list[bool], copies: int, count: int) -> tuple[Ints, Ints, 
 
 def _relation(keys: Ints, values: Ints, count: int) -> Relation:
     """Return where each key's values begin, and the values, in their order, key by key."""
-    begins = np.concatenate([[0], np.bincount(keys, minlength=count).cumsum()]).astype(np.int64)
-    return begins, values[np.argsort(keys, kind="stable")].astype(np.int64)
+    begins = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum(np.bincount(keys, minlength=count), out=begins[1:])
+    return begins, values[np.argsort(keys, kind="stable")]
 
 
 def _filled(

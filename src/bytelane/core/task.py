@@ -58,24 +58,22 @@ class Pieces(NamedTuple):
         return cls(*(np.ascontiguousarray(column) for column in columns))
 
 
-def partition(tensor_bytes: Sequence[int], part_bytes: Sequence[int | None]) -> Pieces:
-    """Cut each tensor into parts of its size, the remainder last; None keeps it whole."""
+def partition(tensor_bytes: Ints | Sequence[int], part_bytes: int | None) -> Pieces:
+    """Cut every tensor into parts of this size, the remainder last; None keeps them whole."""
     whole = np.asarray(tensor_bytes, dtype=np.int64)
-    part = np.array(
-        [size if limit is None else limit for size, limit in zip(whole, part_bytes, strict=True)],
-        dtype=np.int64,
-    )
-    if (part < 1).any():
-        raise InputError(f"a part of {part.min()} bytes cannot hold anything; use 1 or more")
-    counts = -(-whole // part)
+    if part_bytes is None:
+        numbers = np.arange(whole.size, dtype=np.int64)
+        return Pieces(numbers, numbers, np.zeros_like(whole), whole)
+    if part_bytes < 1:
+        raise InputError(f"a part of {part_bytes} bytes cannot hold anything; use 1 or more")
+    counts = -(-whole // part_bytes)
     tensor = np.repeat(np.arange(whole.size, dtype=np.int64), counts)
-    number = np.arange(tensor.size, dtype=np.int64) - np.repeat(counts.cumsum() - counts, counts)
-    start = number * part[tensor]
-    stop = np.minimum(start + part[tensor], whole[tensor])
-    return Pieces(np.arange(tensor.size, dtype=np.int64), tensor, start, stop)
+    number = np.arange(tensor.size, dtype=np.int64)
+    start = (number - np.repeat(counts.cumsum() - counts, counts)) * part_bytes
+    return Pieces(number, tensor, start, np.minimum(start + part_bytes, whole[tensor]))
 
 
-def group_pieces(tensor_bytes: Sequence[int], groups: Sequence[int]) -> Pieces:
+def group_pieces(tensor_bytes: Ints | Sequence[int], groups: Sequence[int]) -> Pieces:
     """Send whole tensors with the same group number together; groups are numbered without gaps."""
     number = np.asarray(groups, dtype=np.int64)
     if number.size and not np.array_equal(np.unique(number), np.arange(number.max() + 1)):

@@ -7,8 +7,11 @@ tied weights, several tensors a layer and layers without parameters all ordinary
 
 import math
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from bytelane.errors import InputError
 
@@ -60,6 +63,17 @@ class Tensor(msgspec.Struct, frozen=True):
         return self.layers[0]
 
 
+class Columns(NamedTuple):
+    """A job as arrays, for those who ask about all layers or all tensors at once."""
+
+    bytes: npt.NDArray[np.int64]
+    complete_after: npt.NDArray[np.int64]
+    needed_by: npt.NDArray[np.int64]
+    forward_s: npt.NDArray[np.float64]
+    backward_s: npt.NDArray[np.float64]
+    update_s: npt.NDArray[np.float64]
+
+
 class Job(msgspec.Struct, frozen=True, dict=True):
     """Operations in execution order, tensors, and the seconds spent outside the model."""
 
@@ -85,6 +99,19 @@ class Job(msgspec.Struct, frozen=True, dict=True):
                     f"tensor {tensor.name!r} names layers {list(tensor.layers)}, "
                     f"but the layers are numbered 0 to {last}"
                 )
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The tensors' and layers' numbers as arrays, made once. They must not be written to."""
+        tensors, layers = self.tensors, self.layers
+        return Columns(
+            np.array([t.bytes for t in tensors], dtype=np.int64),
+            np.array([t.complete_after for t in tensors], dtype=np.int64),
+            np.array([t.needed_by for t in tensors], dtype=np.int64),
+            np.array([a.forward_s for a in layers], dtype=np.float64),
+            np.array([a.backward_s for a in layers], dtype=np.float64),
+            np.array([a.update_s for a in layers], dtype=np.float64),
+        )
 
     @cached_property
     def total_bytes(self) -> int:

@@ -129,14 +129,14 @@ def simulate(
     """Simulate training until the steady state."""
     if isinstance(schedule, Policy) and schedule.preemptive:
         return _optimum(job, cluster, schedule, jitter)
+    iterations = ITERATIONS if jitter is None else ITERATIONS_WITH_JITTER
     differing = jitter is not None or len(set(cluster.compute_factors)) > 1
     workers = cluster.workers if differing else 1
     state = _state(job, cluster, schedule, workers)
     step_s = _steps(job, cluster, workers, jitter)
     work = _work(job, cluster, schedule, state, step_s)
-    iterations = ITERATIONS if jitter is None else ITERATIONS_WITH_JITTER
     _require_finite(work)
-    log = _log(work, iterations)
+    log = _log(work, iterations, KEPT)
     run = _runner(engine, workers * (step_s.shape[2] + work.send_s.size) * iterations // ITERATIONS)
     run(state, work, _now(job, work, workers), log)
     times = np.diff(log.iteration_start, axis=1)[:, iterations // 2 :]
@@ -151,6 +151,22 @@ def simulate(
         log=log,
         pieces=_pieces(job, schedule),
     )
+
+
+def evaluate(job: Job, cluster: Cluster, policy: Policy, engine: Engine = "compiled") -> float:
+    """Return just the iteration time in seconds, as fast as possible: for tuners and sweeps.
+
+    The second iteration is already the steady state, and nothing else is written down.
+    """
+    if policy.preemptive:
+        return optimal_iteration_s(job, cluster)
+    workers = cluster.workers if len(set(cluster.compute_factors)) > 1 else 1
+    state = _state(job, cluster, policy, workers)
+    work = _work(job, cluster, policy, state, _steps(job, cluster, workers, None))
+    _require_finite(work)
+    log = _log(work, iterations=2, kept=0)
+    _runner(engine, 0)(state, work, _now(job, work, workers), log)
+    return float((log.iteration_start[:, 2] - log.iteration_start[:, 1]).max())
 
 
 def _optimum(job: Job, cluster: Cluster, policy: Policy, jitter: Jitter | None) -> Simulation:
@@ -200,9 +216,10 @@ def _state(job: Job, cluster: Cluster, schedule: Policy | Plan, workers: int) ->
 
 def _steps(job: Job, cluster: Cluster, workers: int, jitter: Jitter | None) -> Floats:
     """Lay out the durations: iteration, worker, step."""
-    steps = [s for layer in job.layers for s in (layer.update_s, layer.forward_s)]
-    steps += [layer.backward_s for layer in reversed(job.layers)]
-    once = np.array([*steps, job.outside_s], dtype=np.float64)
+    layers, job_s = len(job.layers), job.columns
+    once = np.empty(3 * layers + 1)
+    once[0 : 2 * layers : 2], once[1 : 2 * layers : 2] = job_s.update_s, job_s.forward_s
+    once[2 * layers : 3 * layers], once[-1] = job_s.backward_s[::-1], job.outside_s
     factors = cluster.compute_factors or (1.0,)
     scale = np.resize(np.array(factors if workers > 1 else [max(factors)]), workers)
     durations = np.multiply.outer(scale, once)[None]
@@ -219,12 +236,13 @@ def _work(
     job: Job, cluster: Cluster, schedule: Policy | Plan, state: State, step_s: Floats
 ) -> Work:
     # Where nothing has to be sent, no gradient ever becomes ready.
-    tensors = job.tensors if cluster.wire_factor else ()
-    last = isinstance(schedule, Policy) and schedule.after_backward
-    ready_after = [0 if last else tensor.complete_after for tensor in tensors]
-    order = sorted(range(len(tensors)), key=lambda t: -tensors[t].complete_after)
-    by_layer = sorted(order, key=lambda t: ready_after[t])
-    count = np.bincount(np.array(ready_after, dtype=np.int64), minlength=len(job.layers))
+    complete_after = job.columns.complete_after[: None if cluster.wire_factor else 0]
+    if isinstance(schedule, Policy) and schedule.after_backward:
+        by_layer = np.argsort(-complete_after, kind="stable")
+        complete_after = np.zeros_like(complete_after)
+    else:
+        by_layer = np.argsort(complete_after, kind="stable")
+    count = np.bincount(complete_after, minlength=len(job.layers))
     stages = schedule.stages if isinstance(schedule, Policy) else ()
     share = np.array([stage.share for stage in stages] or [1.0])
     link = np.array([stage.link for stage in stages] or [0])
@@ -234,8 +252,8 @@ def _work(
     return Work(
         step_s=step_s,
         completes_from=np.concatenate([[0], count.cumsum()]).astype(np.int64),
-        completes=np.array(by_layer, dtype=np.int64),
-        needed_by=np.array([t.needed_by for t in job.tensors], dtype=np.int64),
+        completes=by_layer,
+        needed_by=job.columns.needed_by,
         send_s=overhead_s[state.lane] + state.size * bytes_s[state.lane],
         overhead_s=overhead_s,
         link=(np.repeat(link, copies) * copies + np.tile(np.arange(copies), share.size)).astype(
@@ -270,13 +288,13 @@ def _now(job: Job, work: Work, workers: int) -> Now:
     )
 
 
-def _log(work: Work, iterations: int) -> Log:
+def _log(work: Work, iterations: int, kept: int) -> Log:
     workers, steps = work.step_s.shape[1:]
-    operations = (KEPT, work.send_s.size)
+    operations = (kept, work.send_s.size)
     return Log(
         iteration_start=np.full((workers, iterations + 1), -1.0),
-        step_start=np.zeros((KEPT, workers, steps)),
-        step_end=np.zeros((KEPT, workers, steps)),
+        step_start=np.zeros((kept, workers, steps)),
+        step_end=np.zeros((kept, workers, steps)),
         launched=np.full(operations, np.nan),
         sending=np.full(operations, np.nan),
         sent=np.full(operations, np.nan),

@@ -92,20 +92,16 @@ class Log(NamedTuple):
 
 def run(state: State, work: Work, now: Now, log: Log) -> None:
     """Simulate until the log holds the start of every iteration it has room for."""
-    while True:
-        moved = True
-        while moved:
-            moved = False
-            for lane in range(now.sent.size):
-                moved |= _deliver(state, work, now, lane)
-            for worker in range(now.compute_end.size):
-                moved |= _compute(state, work, now, log, worker)
+    earliest = 0.0
+    while earliest < np.inf:
+        now.clock[0] = earliest
+        for lane in range(now.sent.size):
+            _deliver(state, work, now, lane)
+        for worker in range(now.compute_end.size):
+            _compute(state, work, now, log, worker)
         for lane in range(now.sent.size):
             _launch(state, work, now, log, lane)
         earliest = _next_instant(state, now)
-        if earliest == np.inf:
-            return
-        now.clock[0] = earliest
 
 
 def _next_instant(state: State, now: Now) -> float:
@@ -124,54 +120,51 @@ def _slot(state: State, lane: int, count: int) -> int:
     return int(first + count % (state.lane_from[lane + 1] - first))
 
 
-def _deliver(state: State, work: Work, now: Now, lane: int) -> bool:
-    """Take note of one transfer whose end is known by now."""
-    if now.delivered[lane] == now.sent[lane]:
-        return False
-    slot = _slot(state, lane, now.delivered[lane])
-    if now.known_at[slot] > now.clock[0]:
-        return False
-    operation = now.flying[slot]
-    now.delivered[lane] += 1
-    notify_finish(state, operation)
-    for i in range(state.served_from[operation], state.served_from[operation + 1]):
-        tensor = state.served[i]
-        if state.operations_missing[tensor] == 0:
-            worker = tensor // work.needed_by.size
-            layer = work.needed_by[tensor % work.needed_by.size]
-            now.layer_missing[worker, layer] -= 1
-            now.counters[worker, UNSYNCHRONISED] -= 1
-    return True
+def _deliver(state: State, work: Work, now: Now, lane: int) -> None:
+    """Take note of the transfers whose end is known by now."""
+    while now.delivered[lane] < now.sent[lane]:
+        slot = _slot(state, lane, now.delivered[lane])
+        if now.known_at[slot] > now.clock[0]:
+            return
+        operation = now.flying[slot]
+        now.delivered[lane] += 1
+        notify_finish(state, operation)
+        for i in range(state.served_from[operation], state.served_from[operation + 1]):
+            tensor = state.served[i]
+            if state.operations_missing[tensor] == 0:
+                worker = tensor // work.needed_by.size
+                layer = work.needed_by[tensor % work.needed_by.size]
+                now.layer_missing[worker, layer] -= 1
+                now.counters[worker, UNSYNCHRONISED] -= 1
 
 
-def _compute(state: State, work: Work, now: Now, log: Log, worker: int) -> bool:
-    """End the running step if it is over, or begin the next one if it may begin."""
-    counters = now.counters[worker]
-    if counters[RUNNING] == 1:
-        if now.compute_end[worker] > now.clock[0]:
-            return False
-        _end_step(state, work, now, worker)
-        return True
-    step = counters[STEP]
-    layers = now.layer_missing.shape[1]
-    if step < 2 * layers and step % 2 == 0 and _must_wait(work, now, worker, step // 2):
-        return False
-    iteration = counters[ITERATION]
-    last = log.iteration_start.shape[1] - 1
-    if step == 1:
-        if log.iteration_start[worker, iteration] < 0:
-            log.iteration_start[worker, iteration] = now.clock[0]
-        if iteration == last:
-            return False
-    counters[RUNNING] = 1
-    duration = work.step_s[iteration % work.step_s.shape[0], worker, step]
-    now.compute_end[worker] = now.clock[0] + duration
-    kept = log.step_start.shape[0]
-    row = iteration - (last - kept)
-    if 0 <= row < kept:
-        log.step_start[row, worker, step] = now.clock[0]
-        log.step_end[row, worker, step] = now.compute_end[worker]
-    return True
+def _compute(state: State, work: Work, now: Now, log: Log, worker: int) -> None:
+    """Go on with the steps of a worker as far as this instant allows."""
+    clock = now.clock[0]
+    while True:
+        if now.counters[worker, RUNNING] == 1:
+            if now.compute_end[worker] > clock:
+                return
+            _end_step(state, work, now, worker)
+        step = now.counters[worker, STEP]
+        layers = now.layer_missing.shape[1]
+        if step < 2 * layers and step % 2 == 0 and _must_wait(work, now, worker, step // 2):
+            return
+        iteration = now.counters[worker, ITERATION]
+        last = log.iteration_start.shape[1] - 1
+        if step == 1 and log.iteration_start[worker, iteration] < 0:
+            log.iteration_start[worker, iteration] = clock
+        if step == 1 and iteration == last:
+            return
+        now.counters[worker, RUNNING] = 1
+        now.compute_end[worker] = (
+            clock + work.step_s[iteration % work.step_s.shape[0], worker, step]
+        )
+        kept = log.step_start.shape[0]
+        row = iteration - (last - kept)
+        if 0 <= row < kept:
+            log.step_start[row, worker, step] = clock
+            log.step_end[row, worker, step] = now.compute_end[worker]
 
 
 def _must_wait(work: Work, now: Now, worker: int, layer: int) -> bool:
