@@ -290,3 +290,18 @@ def test_other_suffixes_are_refused_in_both_directions(tmp_path: Path, name: str
 
 def test_a_wrong_suffix_is_one_sentence(tmp_path: Path) -> None:
     assert complaint(tmp_path / "job.yaml") == "a job file ends in .toml or .json"
+
+
+# What reads what
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".json"])
+def test_what_a_layer_reads_is_kept(tmp_path: Path, suffix: str) -> None:
+    layers = (Layer("a", 1, 1), Layer("b", 1, 1), Layer("c", 1, 1, after=(0, 1)))
+    save(Job("graph", layers, ()), tmp_path / f"job{suffix}")
+    assert [layer.after for layer in load(tmp_path / f"job{suffix}").layers] == [None, None, (0, 1)]
+
+
+def test_a_layer_reads_only_earlier_ones(tmp_path: Path) -> None:
+    path = write(tmp_path, ".toml", five_layers(after=[4]))
+    assert complaint(path) == "layers[3].after: layer 4 does not come before layer 3"

@@ -22,6 +22,7 @@ class _LayerEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     name: str | None = None
     update_ms: float | str = 0.0
     bytes: int | str = 0
+    after: list[int] | None = None
 
 
 class _TensorEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -106,6 +107,7 @@ def _to_job(file: _JobFile) -> Job:
                 _seconds(entry.forward_ms, f"{where}.forward_ms"),
                 _seconds(entry.backward_ms, f"{where}.backward_ms"),
                 _seconds(entry.update_ms, f"{where}.update_ms"),
+                _earlier(entry.after, i, f"{where}.after"),
             )
         )
         if size := _size(entry.bytes, f"{where}.bytes"):
@@ -113,6 +115,13 @@ def _to_job(file: _JobFile) -> Job:
     for i, extra in enumerate(file.tensors):
         tensors.append(_tensor(extra, f"tensors[{i}]", len(layers)))
     return Job(file.name, tuple(layers), tuple(tensors), _seconds(file.outside_ms, "outside_ms"))
+
+
+def _earlier(after: list[int] | None, index: int, where: str) -> tuple[int, ...] | None:
+    for layer in after or ():
+        if not 0 <= layer < index:
+            raise InputError(f"{where}: layer {layer} does not come before layer {index}")
+    return None if after is None else tuple(sorted(set(after)))
 
 
 def _tensor(entry: _TensorEntry, where: str, layer_count: int) -> Tensor:
@@ -160,6 +169,7 @@ def _from_job(job: Job) -> _JobFile:
             backward_ms=layer.backward_s * 1000,
             update_ms=layer.update_s * 1000,
             bytes=shorthand.get(i, 0),
+            after=None if layer.after is None else list(layer.after),
         )
         for i, layer in enumerate(job.layers)
     ]
