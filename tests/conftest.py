@@ -23,3 +23,10 @@ def two_ranks() -> Iterator[Pool]:
 def four_ranks() -> Iterator[Pool]:
     with Pool(4) as pool:
         yield pool
+
+
+@pytest.fixture
+def fresh_ranks() -> Iterator[Pool]:
+    """Two processes for one test: nothing that an earlier test has done helps or hurts."""
+    with Pool(2) as pool:
+        yield pool

@@ -79,6 +79,26 @@ def test_a_fused_operation_waits_for_all_its_tensors_and_serves_all_of_them() ->
     assert not scheduler.synchronised
 
 
+def test_what_is_ready_travels_together_while_it_fits() -> None:
+    scheduler = Scheduler.of_policy(
+        make_policy("fusion", THREE, Knobs(fusion_bytes=55)), THREE
+    )  # sizes 20, 20, 30
+    assert scheduler.notify_ready(2, now=0.0) == [Start(2, 0.0)]
+    assert scheduler.notify_ready(1, now=1.0) == []  # one message at a time
+    assert scheduler.notify_ready(0, now=2.0) == []
+    assert scheduler.notify_finish(2, now=3.0) == [Start(1, 3.0), Start(0, 3.0, joined=True)]
+
+
+def test_what_does_not_fit_waits_for_the_next_message() -> None:
+    policy = make_policy("fusion", THREE, Knobs(fusion_bytes=35))
+    scheduler = Scheduler.of_policy(policy, THREE)
+    scheduler.notify_ready(2, now=0.0)
+    scheduler.notify_ready(1, now=0.0)
+    scheduler.notify_ready(0, now=0.0)
+    assert started(scheduler.notify_finish(2, now=1.0)) == [1]
+    assert started(scheduler.notify_finish(1, now=2.0)) == [0]
+
+
 @pytest.mark.parametrize(
     ("event", "which", "complaint"),
     [

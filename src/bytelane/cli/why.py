@@ -1,5 +1,7 @@
 """``bytelane why``: what an iteration could not go on without, in five lines."""
 
+from typing import TYPE_CHECKING
+
 from bytelane.cli.options import (
     Accelerator,
     Bandwidth,
@@ -19,6 +21,10 @@ from bytelane.cli.options import (
     Workers,
 )
 from bytelane.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from bytelane.sim import Simulation
+    from bytelane.sim.critical_path import Cause
 
 
 def why(
@@ -62,29 +68,45 @@ def why(
         slow=slow,
     )
     path = critical_path(found)
-    busy = found.compute_s / found.iteration_s, found.communication_s / found.iteration_s
     if as_json:
-        print_json(
-            {
-                "policy": found.policy,
-                "iteration_ms": found.iteration_s * 1000,
-                "compute_busy_percent": 100 * busy[0],
-                "link_busy_percent": 100 * busy[1],
-                "path": [
-                    {
-                        "what": cause.what,
-                        "name": cause.name,
-                        "start_ms": cause.start_s * 1000,
-                        "duration_ms": cause.seconds * 1000,
-                    }
-                    for cause in path
-                ],
-            }
-        )
-        return
+        _print_json(found, path)
+    else:
+        _print_text(found, explain(path))
+
+
+def _busy_percent(found: "Simulation") -> tuple[float, float]:
+    return (
+        100 * found.compute_s / found.iteration_s,
+        100 * found.communication_s / found.iteration_s,
+    )
+
+
+def _print_json(found: "Simulation", path: "list[Cause]") -> None:
+    computing, link = _busy_percent(found)
+    print_json(
+        {
+            "policy": found.policy,
+            "iteration_ms": found.iteration_s * 1000,
+            "compute_busy_percent": computing,
+            "link_busy_percent": link,
+            "path": [
+                {
+                    "what": cause.what,
+                    "name": cause.name,
+                    "start_ms": cause.start_s * 1000,
+                    "duration_ms": cause.seconds * 1000,
+                }
+                for cause in path
+            ],
+        }
+    )
+
+
+def _print_text(found: "Simulation", causes: "list[Cause]") -> None:
+    computing, link = _busy_percent(found)
     print(
         f"{found.job.name} by {found.policy}: {found.iteration_s * 1e3:.1f} ms an iteration, "
-        f"in which computing is busy {busy[0]:.0%} of the time and the link {busy[1]:.0%}\n"
+        f"in which computing is busy {computing:.0f} % of the time and the link {link:.0f} %\n"
     )
     print_table(
         ("waits for", "from", "takes", "share"),
@@ -95,6 +117,6 @@ def why(
                 f"{cause.seconds * 1e3:.1f} ms",
                 f"{cause.seconds / found.iteration_s:.0%}",
             )
-            for cause in explain(path)
+            for cause in causes
         ],
     )

@@ -20,7 +20,6 @@ from torch.overrides import (
     _pop_mode,
     _push_mode,
 )
-from torch.utils._device import DeviceContext
 
 Settle = Callable[[set[int]], None]
 
@@ -77,7 +76,8 @@ class Onlooker:
         if not Onlooker.is_watching():
             others = [_pop_mode() for _ in _stack()][::-1]  # type: ignore[no-untyped-call]
             # A default device keeps the bottom: it insists on finding itself there.
-            base = [mode for mode in others[:1] if isinstance(mode, DeviceContext)]
+            default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+            base = [mode for mode in others[:1] if mode is default]
             for mode in (*base, _mode, *others[len(base) :]):
                 _push_mode(mode)  # type: ignore[no-untyped-call]
 

@@ -1,0 +1,188 @@
+"""Loops that an ordinary user writes, on two processes beside DDP."""
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import bytelane
+from ranks import Pool
+from training import equal, loss_of, make, train, trained_by_ddp, trained_by_us, weights
+
+SMALL_PARTS: dict[str, Any] = {"policy": "bytescheduler", "partition": "1KiB", "credit": "2KiB"}
+
+
+Loop = Callable[[Any, Any, Any, int], None]  # the model, what to call, the optimizer, the rank
+
+
+def stepping_twice(model: Any, net: Any, opt: Any, rank: int) -> None:
+    train(net, opt, rank, steps=6)
+    opt.step()
+
+
+def backward_without_step(model: Any, net: Any, opt: Any, rank: int) -> None:
+    for step in range(8):
+        opt.zero_grad()
+        loss_of(net, rank, step).backward()
+        if step % 3:
+            opt.step()
+
+
+def own_hook(model: Any, net: Any, opt: Any, rank: int) -> None:
+    def clamp(parameter: Any) -> None:
+        parameter.grad.clamp_(-0.01, 0.01)
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(clamp)
+    train(net, opt, rank, steps=8)
+
+
+def alias_taken_before(model: Any, net: Any, opt: Any, rank: int) -> None:
+    aliases = [p.data for p in model.parameters()]
+
+    def decay() -> None:
+        for alias in aliases:
+            alias.mul_(0.99)
+
+    train(net, opt, rank, steps=8, after_step=decay)
+
+
+def gradient_alias(model: Any, net: Any, opt: Any, rank: int) -> None:
+    loss_of(net, rank, 0).backward()
+    aliases = [p.grad for p in model.parameters()]
+
+    def clamp() -> None:
+        for alias in aliases:
+            alias.clamp_(-0.01, 0.01)
+
+    train(net, opt, rank, steps=8, set_to_none=False, before_step=clamp)
+
+
+def two_optimizers(model: Any, net: Any, opt: Any, rank: int) -> None:
+    parameters = list(model.parameters())
+    other = torch.optim.Adam(parameters[4:], lr=0.01)
+    opt.param_groups[0]["params"][:] = parameters[:4]
+    for step in range(8):
+        loss_of(net, rank, step).backward()
+        opt.step()
+        opt.zero_grad()
+        other.step()
+        other.zero_grad()
+
+
+def several_forwards(model: Any, net: Any, opt: Any, rank: int) -> None:
+    for step in range(8):
+        opt.zero_grad()
+        sum(loss_of(net, rank, 10 * step + k) for k in range(4)).backward()
+        opt.step()
+
+
+def grad_scaler(model: Any, net: Any, opt: Any, rank: int) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=2)
+    for step in range(10):
+        opt.zero_grad()
+        scaler.scale(loss_of(net, rank, step)).backward()
+        scaler.step(opt)
+        scaler.update()
+
+
+LOOPS: dict[str, Loop] = {
+    "step twice": stepping_twice,
+    "backward without step": backward_without_step,
+    "a hook of one's own": own_hook,
+    "an alias of the weights": alias_taken_before,
+    "an alias of the gradients": gradient_alias,
+    "two optimizers": two_optimizers,
+    "several forwards": several_forwards,
+    "a grad scaler that skips": grad_scaler,
+}
+
+
+def in_a_users_loop(rank: int, loop: str, model: str = "chain") -> bool:
+    def run(ours: bool) -> list[torch.Tensor]:
+        with torch.device("cpu"):  # a mode that is left again while ours must stay
+            net, opt = make(model)
+            if ours:
+                bytelane.prepare(net, opt, timeout_s=30, **SMALL_PARTS)
+        LOOPS[loop](net, net if ours else DistributedDataParallel(net), opt, rank)
+        return weights(net)
+
+    return equal(run(True), run(False))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loops_that_users_write_equal_ddp(two_ranks: Pool, loop: str) -> None:
+    assert two_ranks.run(in_a_users_loop, loop=loop) == [True, True]
+
+
+def odd_model(rank: int, model: str) -> bool:
+    ours = trained_by_us(rank, model, "momentum", SMALL_PARTS)
+    return equal(ours, trained_by_ddp(rank, model, "momentum"))
+
+
+@pytest.mark.parametrize("model", ["batch norm", "gaps", "empty"])
+def test_buffers_and_odd_parameters_equal_ddp(two_ranks: Pool, model: str) -> None:
+    assert two_ranks.run(odd_model, model=model) == [True, True]
+
+
+def seen_by_clipping(rank: int) -> bool:
+    """Prepare inside a with block that ends before training: the watch must not end with it."""
+
+    def run(ours: bool) -> list[torch.Tensor]:
+        with torch.device("cpu"):
+            net, opt = make()
+            if ours:
+                bytelane.prepare(net, opt, **SMALL_PARTS)
+
+        def clip() -> None:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+
+        train(net if ours else DistributedDataParallel(net), opt, rank, before_step=clip)
+        return weights(net)
+
+    return equal(run(True), run(False))
+
+
+def with_a_default_device(rank: int) -> bool:
+    torch.set_default_device("cpu")
+    try:
+        return seen_by_clipping(rank)
+    finally:
+        torch.set_default_device(None)  # finds itself at the bottom of the stack, or raises
+
+
+def test_the_watch_goes_with_a_default_device(fresh_ranks: Pool) -> None:
+    assert fresh_ranks.run(with_a_default_device) == [True, True]
+
+
+def test_the_watch_survives_the_end_of_a_with_block(fresh_ranks: Pool) -> None:
+    assert fresh_ranks.run(seen_by_clipping) == [True, True]
+
+
+def many_models(rank: int) -> tuple[int, int]:
+    def count() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def one() -> None:
+        net, opt = make()
+        bytelane.prepare(net, opt, **SMALL_PARTS)
+        train(net, opt, rank, steps=1)
+        weights(net)
+
+    one()
+    gc.collect()
+    before = count()
+    for _ in range(5):
+        one()
+        gc.collect()
+    return before, count()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
+def test_dropped_models_close_their_sockets(two_ranks: Pool) -> None:
+    for before, after in two_ranks.run(many_models):
+        assert after <= before + 4
