@@ -142,7 +142,8 @@ WHILE_TRAINING: dict[str, tuple[Callable[[int, Any, Any], None], str]] = {
     "prepared twice": (prepared_twice, "prepared already"),
     "unfrozen": (unfrozen, "it was frozen or not in the model when prepare() was called"),
     "frozen later": (frozen_later, "5.bias was frozen after prepare()"),
-    "unused and clipped": (unused_and_clipped, "2.weight got no gradient"),
+    # Which one is named depends on the plan, and that on measured times.
+    "unused and clipped": (unused_and_clipped, "got no gradient in this iteration"),
     "another dtype": (another_dtype, "has become torch.float64 since prepare()"),
     "another thread": (another_thread, "call prepare() in the thread that trains"),
     "a hook that hides": (hiding_hook, "taken the gradient of 5.bias away"),
