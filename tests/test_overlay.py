@@ -75,9 +75,8 @@ def test_both_traces_show_the_same_operations() -> None:
 
 
 def test_a_rank_that_fails_ends_the_run_with_its_last_words() -> None:
-    broken = experiment(contenders=(Contender("nonsense", Knobs()),))
-    with pytest.raises(TrainingError, match=r"rank \d failed: .*there is no policy 'nonsense'"):
-        run_experiment(broken, timeout_s=60)
+    with pytest.raises(TrainingError, match=r"rank \d failed: .*0.5 bytes per second"):
+        run_experiment(experiment(rate=0.5), timeout_s=60)
 
 
 def test_ranks_that_take_too_long_are_ended() -> None:
@@ -96,6 +95,12 @@ def test_ranks_that_take_too_long_are_ended() -> None:
 def test_impossible_experiments_are_refused(changes: dict[str, object], complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
         experiment(**changes)
+
+
+@pytest.mark.parametrize("policy", ["nonsense", "dear", "optimal"])
+def test_a_policy_that_cannot_run_is_refused_before_ranks_start(policy: str) -> None:
+    with pytest.raises(InputError, match=policy):
+        Contender(policy, Knobs())
 
 
 def test_emulated_gradients_differ_by_rank_tensor_position_and_iteration() -> None:

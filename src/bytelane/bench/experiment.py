@@ -6,6 +6,7 @@ from bytelane.cluster import Link
 from bytelane.core import Knobs
 from bytelane.errors import InputError
 from bytelane.job import Job
+from bytelane.sim import make_planner
 from bytelane.trace import Trace
 
 # Gradients are whole numbers, and dividing by these world sizes keeps every sum exact.
@@ -17,6 +18,9 @@ class Contender(msgspec.Struct, frozen=True):
 
     policy: str
     knobs: Knobs
+
+    def __post_init__(self) -> None:
+        make_planner(self.policy, self.knobs)  # refuses what only a simulator can do
 
 
 class Experiment(msgspec.Struct, frozen=True):

@@ -55,8 +55,8 @@ def overlay(
         ),
         iterations=iterations,
     )
+    out.mkdir(parents=True, exist_ok=True)  # before the long work, in case that is not possible
     outcomes = _run(run_experiment, experiment)
-    out.mkdir(parents=True, exist_ok=True)
     for suffix in ("png", "svg"):
         draw_overlay([_pair(outcome) for outcome in outcomes], out / f"overlay.{suffix}")
     save_chrome([t for o in outcomes for t in _named_traces(o)], out / "overlay.json")
