@@ -25,7 +25,7 @@ knob_values = st.builds(Knobs, st.integers(1, 40), st.integers(1, 80), st.intege
 links = st.builds(Link, st.floats(1e-3, 1e6), uneven, uneven)
 
 
-def require_the_same(
+def assert_the_same(
     job: Job, knobs: Knobs, link: Link, way: tuple[str, str], jitter: Jitter | None
 ) -> None:
     sync, name = way
@@ -44,7 +44,7 @@ def require_the_same(
 def test_compiled_equals_interpreted_bit_for_bit(
     job: Job, knobs: Knobs, link: Link, way: tuple[str, str]
 ) -> None:
-    require_the_same(job, knobs, link, way, jitter=None)
+    assert_the_same(job, knobs, link, way, jitter=None)
 
 
 @settings(max_examples=20)
@@ -52,7 +52,7 @@ def test_compiled_equals_interpreted_bit_for_bit(
 def test_compiled_equals_interpreted_with_workers_that_differ(
     job: Job, knobs: Knobs, link: Link, way: tuple[str, str]
 ) -> None:
-    require_the_same(job, knobs, link, way, Jitter(0.1, seed=3))
+    assert_the_same(job, knobs, link, way, Jitter(0.1, seed=3))
 
 
 RUN = """
