@@ -186,3 +186,73 @@ def many_models(rank: int) -> tuple[int, int]:
 def test_dropped_models_close_their_sockets(two_ranks: Pool) -> None:
     for before, after in two_ranks.run(many_models):
         assert after <= before + 4
+
+
+def gan(rank: int) -> bool:
+    """Two prepared models; the generator's loss also fills the discriminator's gradients."""
+
+    def run(ours: bool) -> list[torch.Tensor]:
+        made = [make("chain"), make("backwards")]  # 24 -> 16, used as 24 -> 16 by both
+        generator, discriminator = made[0][0], made[1][0]
+        called: list[Any] = [generator, discriminator]
+        for k, (net, opt) in enumerate(made):
+            if ours:
+                bytelane.prepare(net, opt, timeout_s=30, **SMALL_PARTS)
+            else:
+                called[k] = DistributedDataParallel(net)
+        for step in range(8):
+            noise = torch.randn(8, 24, generator=torch.Generator().manual_seed(100 * rank + step))
+            fake = torch.nn.functional.pad(called[0](noise), (0, 8))
+            made[1][1].zero_grad()
+            called[1](fake.detach()).square().mean().backward()
+            made[1][1].step()
+            made[0][1].zero_grad()
+            called[1](fake).mean().backward()
+            made[0][1].step()
+        return weights(generator) + weights(discriminator)
+
+    return equal(run(True), run(False))
+
+
+def test_two_models_that_train_each_other_equal_ddp(two_ranks: Pool) -> None:
+    assert two_ranks.run(gan) == [True, True]
+
+
+def global_hook(rank: int) -> int:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    calls: list[int] = []
+    net, opt = make()
+    bytelane.prepare(net, opt, **SMALL_PARTS)
+    handle = register_optimizer_step_post_hook(lambda *_: calls.append(1))
+    train(net, opt, rank, steps=8)
+    weights(net)
+    handle.remove()
+    return len(calls)
+
+
+def test_a_hook_on_all_optimizers_runs_once_a_step(two_ranks: Pool) -> None:
+    assert two_ranks.run(global_hook) == [8, 8]
+
+
+def first_rank_evaluates(rank: int) -> bool:
+    """With gradients enabled, in the iterations in which the job is measured."""
+
+    def run(ours: bool) -> list[torch.Tensor]:
+        net, opt = make()
+        if ours:
+            bytelane.prepare(net, opt, timeout_s=30, **SMALL_PARTS)
+        target = net if ours else DistributedDataParallel(net)
+
+        def evaluate() -> None:
+            if rank == 0:
+                net(torch.ones(2, 24))
+
+        train(target, opt, rank, steps=8, after_step=evaluate)
+        return weights(net)
+
+    return equal(run(True), run(False))
+
+
+def test_the_first_rank_may_evaluate_alone(two_ranks: Pool) -> None:
+    assert two_ranks.run(first_rank_evaluates) == [True, True]
