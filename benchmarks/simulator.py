@@ -1,17 +1,23 @@
-"""CPU time of the simulator on one core, and how much compiling is worth.
+"""CPU time of the simulator on one core, how it grows, and how much compiling is worth.
 
 python benchmarks/simulator.py
 """
 
+import math
 import platform
 import time
+import tracemalloc
 from collections.abc import Callable
 from statistics import median
 
 from bytelane.cluster import Cluster, Link
 from bytelane.core import Knobs, make_policy
+from bytelane.core.table import policy_state
 from bytelane.job import Job, zoo
-from bytelane.sim import evaluate
+from bytelane.sim import evaluate, kernel
+from bytelane.sim.compiled import load_compiled
+from bytelane.sim.engine import Engine, Run
+from bytelane.sim.layout import lay_out, make_log, make_now, step_durations_s
 
 CLUSTER = Cluster(8, Link(1.25e9, 20e-6, 100e-6))
 PARTITIONS = [2**k for k in range(16, 27)]
@@ -28,9 +34,9 @@ def cpu_ms(work: Callable[[], object], repeats: int = 15) -> tuple[float, float]
     return median(times), min(times)
 
 
-def one(job: Job, engine: str = "compiled") -> float:
+def one(job: Job, engine: Engine = "compiled") -> float:
     policy = make_policy("bytescheduler", job, CLUSTER, Knobs(2**22, 2**23))
-    return evaluate(job, CLUSTER, policy, engine)  # type: ignore[arg-type]
+    return evaluate(job, CLUSTER, policy, engine)
 
 
 def grid(job: Job) -> float:
@@ -39,6 +45,43 @@ def grid(job: Job) -> float:
         for part in PARTITIONS
         for k in PARTS_IN_FLIGHT
     )
+
+
+def engine_alone_ms(job: Job, run: Run, repeats: int) -> float:
+    """Median CPU time of the event loop, everything laid out before."""
+    policy = make_policy("bytescheduler", job, CLUSTER, Knobs(2**22, 2**23))
+    step_s = step_durations_s(job, CLUSTER, 1, None)
+    times = []
+    for _ in range(repeats):
+        state = policy_state(policy, job)
+        work, _ = lay_out(job, CLUSTER, policy, state, step_s)
+        now, log = make_now(job, work, 1), make_log(work, 2, 0)
+        times.append(cpu_ms(lambda s=state, w=work, n=now, g=log: run(s, w, n, g), 1)[0])  # type: ignore[misc]
+    return median(times)
+
+
+def whole_ms(job: Job, engine: Engine, repeats: int) -> float:
+    return cpu_ms(lambda: one(job, engine), repeats)[0]
+
+
+def print_growth(job: Job) -> None:
+    """One evaluation with ever more sub-tasks; n log n would make the last column constant."""
+    titles = ("sub-tasks", "CPU time", "peak memory", "a sub-task", "/ log2 n")
+    print("\n" + " ".join(f"{title:>12}" for title in titles))
+    for wanted in (10**3, 10**4, 10**5, 10**6):
+        part = max(1, job.total_bytes // wanted)
+        policy = make_policy("bytescheduler", job, CLUSTER, Knobs(part, 2 * part))
+        count = policy.cut(job).operation_count
+        ms = cpu_ms(lambda p=policy: evaluate(job, CLUSTER, p), 5)[0]  # type: ignore[misc]
+        tracemalloc.start()
+        evaluate(job, CLUSTER, policy)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        each = 1e6 * ms / count
+        print(
+            f"{count:>12} {ms:>9.2f} ms {peak / 1e6:>9.1f} MB {each:>9.0f} ns "
+            f"{each / math.log2(count):>9.1f} ns"
+        )
 
 
 def main() -> None:
@@ -52,8 +95,13 @@ def main() -> None:
     ]
     for name, (middle, least), wanted in rows:
         print(f"{name:<50} {middle:8.2f} ms (least {least:.2f}; wanted {wanted} ms)")
-    slow, fast = cpu_ms(lambda: one(resnet, "interpreted"), 5)[0], rows[0][1][0]
-    print(f"{'compiled against interpreted, whole evaluation':<50} {slow / fast:8.0f} x")
+    compiled: Run = load_compiled().run
+    for job in (resnet, vgg):
+        loop = engine_alone_ms(job, kernel.run, 5) / engine_alone_ms(job, compiled, 100)
+        whole = whole_ms(job, "interpreted", 5) / whole_ms(job, "compiled", 100)
+        print(f"{job.name}, compiled against interpreted: the engine {loop:.0f} x (wanted 100 x),")
+        print(f"    with laying out in Python, which both share, {whole:.0f} x")
+    print_growth(vgg)
     print(f"{platform.platform()}, Python {platform.python_version()}, CPU time of one thread")
 
 

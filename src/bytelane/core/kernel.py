@@ -11,8 +11,9 @@ together. It passes through four stages, and only forward::
 
 * Every operation belongs to a *lane*: a queue and a window of its own. An all-reduce has one; a
   parameter server has one for pushes and one for pulls.
-* A queue gives out the least ``(priority, arrival)``. Equal priorities therefore leave in ready
-  order: first in, first out needs no rule of its own.
+* A queue gives out the most urgent operation. Equally urgent ones stand in a line of their own and
+  leave in the order in which they came: first in, first out needs no rule of its own. A heap holds
+  the urgencies whose line is not empty, so the parts of a tensor cost one place in it, not many.
 * The window is open while the bytes in flight are *below* the credit. It may overshoot by less
   than one operation, and one operation may always start.
 * A *gate* opens when all operations that lead to it have finished, and then releases those behind
@@ -39,7 +40,7 @@ Ints = npt.NDArray[np.int64]
 WAITING, QUEUED, STARTED, FINISHED = range(4)
 
 # Where each number of a lane lives in its row of State.counters.
-QUEUE_LENGTH, ARRIVALS, IN_FLIGHT, STARTS, CREDIT, IN_ORDER, FUSION = range(7)
+HEAP_LENGTH, IN_FLIGHT, STARTS, CREDIT, IN_ORDER, FUSION = range(6)
 
 NO_LIMIT = np.iinfo(np.int64).max
 NOTHING = -1
@@ -49,10 +50,14 @@ class State(NamedTuple):
     """Everything the decisions depend on. The table above never changes; what is below does."""
 
     size: Ints
-    priority: Ints
     lane: Ints
     lane_from: Ints
     """Operations are numbered lane by lane; this is where each lane begins."""
+    urgency: Ints
+    line_from: Ints
+    """Urgency -> where the line of its operations begins in the queue."""
+    urgency_from: Ints
+    """Urgencies are numbered lane by lane, the most urgent first; where each lane begins."""
     needed_from: Ints
     needed: Ints
     """Tensor -> the operations that wait for its gradient."""
@@ -76,7 +81,11 @@ class State(NamedTuple):
     operations_missing: Ints
     openers_missing: Ints
     queue: Ints
-    arrival: Ints
+    """Operations, line by line. Each line is a ring as long as it could ever be."""
+    line_head: Ints
+    line_length: Ints
+    heap: Ints
+    """Lane by lane: the urgencies that have someone in line."""
     counters: Ints
 
 
@@ -86,11 +95,11 @@ def reset(state: State) -> None:
     state.missing[:] = state.waits_for
     state.operations_missing[:] = state.servers
     state.openers_missing[:] = state.openers
-    for lane in range(state.counters.shape[0]):
-        state.counters[lane, QUEUE_LENGTH] = 0
-        state.counters[lane, ARRIVALS] = 0
-        state.counters[lane, IN_FLIGHT] = 0
-        state.counters[lane, STARTS] = 0
+    state.line_head[:] = 0
+    state.line_length[:] = 0
+    state.counters[:, HEAP_LENGTH] = 0
+    state.counters[:, IN_FLIGHT] = 0
+    state.counters[:, STARTS] = 0
 
 
 def notify_ready(state: State, tensor: int) -> None:
@@ -103,20 +112,18 @@ def notify_ready(state: State, tensor: int) -> None:
 def start(state: State, lane: int) -> int:
     """Take the operation that may start now out of the lane's queue, or return NOTHING."""
     counters = state.counters[lane]
-    if counters[QUEUE_LENGTH] == 0 or counters[IN_FLIGHT] >= counters[CREDIT]:
+    if counters[HEAP_LENGTH] == 0 or counters[IN_FLIGHT] >= counters[CREDIT]:
         return NOTHING
     if counters[IN_ORDER] == 1:
         length = state.lane_from[lane + 1] - state.lane_from[lane]
-        if state.queue[state.lane_from[lane]] != state.lane_from[lane] + counters[STARTS] % length:
+        if _first(state, lane) != state.lane_from[lane] + counters[STARTS] % length:
             return NOTHING
     return _take(state, lane)
 
 
 def join(state: State, lane: int, room: int) -> int:
     """Take the next operation along with the one just started if it fits, or return NOTHING."""
-    if state.counters[lane, QUEUE_LENGTH] == 0:
-        return NOTHING
-    if state.size[state.queue[state.lane_from[lane]]] > room:
+    if state.counters[lane, HEAP_LENGTH] == 0 or state.size[_first(state, lane)] > room:
         return NOTHING
     return _take(state, lane)
 
@@ -142,55 +149,67 @@ def _wait_for_one_less(state: State, operation: int) -> None:
     if state.missing[operation] == 0:
         state.missing[operation] = state.waits_for[operation]
         state.stage[operation] = QUEUED
-        counters = state.counters[state.lane[operation]]
-        state.arrival[operation] = counters[ARRIVALS]
-        counters[ARRIVALS] += 1
-        _push(state, operation)
+        _stand_in_line(state, operation)
+
+
+def _stand_in_line(state: State, operation: int) -> None:
+    urgency = state.urgency[operation]
+    first, end = state.line_from[urgency], state.line_from[urgency + 1]
+    place = first + state.line_head[urgency] + state.line_length[urgency]
+    if place >= end:
+        place -= end - first
+    state.queue[place] = operation
+    state.line_length[urgency] += 1
+    if state.line_length[urgency] == 1:
+        _push(state, state.lane[operation], urgency)
+
+
+def _first(state: State, lane: int) -> int:
+    urgency = state.heap[state.urgency_from[lane]]
+    return int(state.queue[state.line_from[urgency] + state.line_head[urgency]])
 
 
 def _take(state: State, lane: int) -> int:
-    operation = _pop(state, lane)
+    operation = _first(state, lane)
+    urgency = state.urgency[operation]
+    state.line_head[urgency] += 1
+    if state.line_head[urgency] == state.line_from[urgency + 1] - state.line_from[urgency]:
+        state.line_head[urgency] = 0
+    state.line_length[urgency] -= 1
+    if state.line_length[urgency] == 0:
+        _pop(state, lane)
     state.stage[operation] = STARTED
     state.counters[lane, IN_FLIGHT] += state.size[operation]
     state.counters[lane, STARTS] += 1
     return operation
 
 
-def _before(state: State, a: int, b: int) -> bool:
-    if state.priority[a] != state.priority[b]:
-        return bool(state.priority[a] < state.priority[b])
-    return bool(state.arrival[a] < state.arrival[b])
-
-
-def _push(state: State, operation: int) -> None:
-    # A binary heap by hand: heapq neither compiles on arrays nor orders by a key kept elsewhere.
-    lane = state.lane[operation]
-    queue = state.queue[state.lane_from[lane] :]
-    place = state.counters[lane, QUEUE_LENGTH]
-    state.counters[lane, QUEUE_LENGTH] += 1
+def _push(state: State, lane: int, urgency: int) -> None:
+    # A binary heap by hand: heapq does not compile on arrays.
+    heap = state.heap[state.urgency_from[lane] :]
+    place = state.counters[lane, HEAP_LENGTH]
+    state.counters[lane, HEAP_LENGTH] += 1
     while place > 0:
         parent = (place - 1) // 2
-        if not _before(state, operation, queue[parent]):
+        if heap[parent] <= urgency:
             break
-        queue[place] = queue[parent]
+        heap[place] = heap[parent]
         place = parent
-    queue[place] = operation
+    heap[place] = urgency
 
 
-def _pop(state: State, lane: int) -> int:
-    queue = state.queue[state.lane_from[lane] :]
-    top = int(queue[0])
-    state.counters[lane, QUEUE_LENGTH] -= 1
-    length = state.counters[lane, QUEUE_LENGTH]
-    moved = queue[length]
+def _pop(state: State, lane: int) -> None:
+    heap = state.heap[state.urgency_from[lane] :]
+    state.counters[lane, HEAP_LENGTH] -= 1
+    length = state.counters[lane, HEAP_LENGTH]
+    moved = heap[length]
     place = 0
     while 2 * place + 1 < length:
         child = 2 * place + 1
-        if child + 1 < length and _before(state, queue[child + 1], queue[child]):
+        if child + 1 < length and heap[child + 1] < heap[child]:
             child += 1
-        if not _before(state, queue[child], moved):
+        if moved <= heap[child]:
             break
-        queue[place] = queue[child]
+        heap[place] = heap[child]
         place = child
-    queue[place] = moved
-    return top
+    heap[place] = moved

@@ -43,6 +43,14 @@ class Pieces(NamedTuple):
     def operation_count(self) -> int:
         return int(self.operation[-1]) + 1 if self.operation.size else 0
 
+    @property
+    def operation_bytes(self) -> Ints:
+        """How much each operation carries."""
+        length = self.stop - self.start
+        if length.size == self.operation_count:
+            return length
+        return np.add.reduceat(length, np.flatnonzero(np.diff(self.operation, prepend=-1)))
+
     def sub_tasks(self) -> list[tuple[SubTask, ...]]:
         """Return the rows as objects, operation by operation."""
         grouped: list[list[SubTask]] = [[] for _ in range(self.operation_count)]

@@ -69,6 +69,9 @@ class Columns(NamedTuple):
     bytes: npt.NDArray[np.int64]
     complete_after: npt.NDArray[np.int64]
     needed_by: npt.NDArray[np.int64]
+    completes_from: npt.NDArray[np.int64]
+    completes: npt.NDArray[np.int64]
+    """Layer -> where the tensors begin whose gradient its backward pass completes, and they."""
     forward_s: npt.NDArray[np.float64]
     backward_s: npt.NDArray[np.float64]
     update_s: npt.NDArray[np.float64]
@@ -104,10 +107,15 @@ class Job(msgspec.Struct, frozen=True, dict=True):
     def columns(self) -> Columns:
         """The tensors' and layers' numbers as arrays, made once. They must not be written to."""
         tensors, layers = self.tensors, self.layers
+        complete_after = np.array([t.complete_after for t in tensors], dtype=np.int64)
+        completes = np.argsort(complete_after, kind="stable")
+        completes_from = np.searchsorted(complete_after[completes], np.arange(len(layers) + 1))
         return Columns(
             np.array([t.bytes for t in tensors], dtype=np.int64),
-            np.array([t.complete_after for t in tensors], dtype=np.int64),
+            complete_after,
             np.array([t.needed_by for t in tensors], dtype=np.int64),
+            completes_from,
+            completes,
             np.array([a.forward_s for a in layers], dtype=np.float64),
             np.array([a.backward_s for a in layers], dtype=np.float64),
             np.array([a.update_s for a in layers], dtype=np.float64),

@@ -16,7 +16,17 @@ from bytelane.errors import InputError
 from bytelane.job import Job
 from bytelane.sim import kernel
 from bytelane.sim.fluid import optimal_iteration_s
-from bytelane.sim.kernel import Floats, Log, Now, Work
+from bytelane.sim.kernel import Log, Now, Work
+from bytelane.sim.layout import (
+    ITERATIONS_WITH_JITTER,
+    Jitter,
+    Moments,
+    in_seconds,
+    lay_out,
+    make_log,
+    make_now,
+    step_durations_s,
+)
 from bytelane.sim.story import compute_spans, transfer_spans
 from bytelane.trace import Trace
 
@@ -24,27 +34,12 @@ Run = Callable[[State, Work, Now, Log], None]
 Engine = Literal["auto", "compiled", "interpreted"]
 
 # When a backward pass starts, all tensors have arrived and the link is idle, so every iteration
-# but the first takes the same time. The mean over the last half evens out rounding only.
+# but the first takes the same time. Workers that differ may need longer until they are in step.
 ITERATIONS = 4
-# With jitter no two iterations are alike.
-ITERATIONS_WITH_JITTER = 64
 # The trace shows two of them and what was still on the link when the first began.
 KEPT = 3
 # Loading compiled code costs as much as interpreting this many steps and operations (0.5 s).
 WORTH_COMPILING = 8000
-
-
-class Jitter(msgspec.Struct, frozen=True):
-    """Every step's duration times exp(sigma * normal), drawn for each worker and iteration."""
-
-    sigma: float
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.sigma <= 2:
-            raise InputError(f"a jitter of {self.sigma} makes no sense; use 0 to 2, such as 0.1")
-        if self.seed < 0:
-            raise InputError(f"a seed of {self.seed} is not possible; use 0 or more")
 
 
 class Simulation(msgspec.Struct, frozen=True):
@@ -61,7 +56,7 @@ class Simulation(msgspec.Struct, frozen=True):
     """What an iteration takes without communication, on the slowest worker."""
     communication_s: float
     """How long the busiest link is occupied in an iteration."""
-    log: Log | None
+    log: Moments | None
     """None for the optimum, which is a bound and not a schedule."""
     pieces: Pieces
 
@@ -113,7 +108,7 @@ class Simulation(msgspec.Struct, frozen=True):
             messages.setdefault(key, []).append(operation)
         return Plan.record(self.schedule, self.job, self.pieces, list(messages.values()), version)
 
-    def _need_log(self) -> Log:
+    def _need_log(self) -> Moments:
         if self.log is None:
             raise InputError("the optimum is a bound, not a schedule: it has no trace or plan")
         return self.log
@@ -129,44 +124,43 @@ def simulate(
     """Simulate training until the steady state."""
     if isinstance(schedule, Policy) and schedule.preemptive:
         return _optimum(job, cluster, schedule, jitter)
-    iterations = ITERATIONS if jitter is None else ITERATIONS_WITH_JITTER
     differing = jitter is not None or len(set(cluster.compute_factors)) > 1
     workers = cluster.workers if differing else 1
+    step_s = step_durations_s(job, cluster, workers, jitter)
     state = _state(job, cluster, schedule, workers)
-    step_s = _steps(job, cluster, workers, jitter)
-    work = _work(job, cluster, schedule, state, step_s)
-    _require_finite(work)
-    log = _log(work, iterations, KEPT)
-    run = _runner(engine, workers * (step_s.shape[2] + work.send_s.size) * iterations // ITERATIONS)
-    run(state, work, _now(job, work, workers), log)
-    times = np.diff(log.iteration_start, axis=1)[:, iterations // 2 :]
+    work, ticks_per_s = lay_out(job, cluster, schedule, state, step_s)
+    iterations = ITERATIONS if jitter is None else ITERATIONS_WITH_JITTER
+    log = make_log(work, iterations, KEPT)
+    size = workers * (step_s.shape[2] + state.size.size) * iterations // ITERATIONS
+    _runner(engine, size)(state, work, make_now(job, work, workers), log)
+    times_s = np.diff(log.iteration_start, axis=1)[:, iterations // 2 :] / ticks_per_s
     return Simulation(
         job=job,
         cluster=cluster,
         schedule=schedule,
-        iteration_s=float(times.mean(axis=1).max()),
-        spread_s=float(times.mean(axis=0).std()) if jitter else 0.0,
+        iteration_s=float(times_s.mean(axis=1).max()),
+        spread_s=float(times_s.mean(axis=0).std()) if jitter else 0.0,
         compute_s=float(step_s.sum(axis=2).mean(axis=0).max()),
-        communication_s=_busiest_link(work, state),
-        log=log,
+        communication_s=_busiest_link(work, state) / ticks_per_s,
+        log=in_seconds(log, ticks_per_s),
         pieces=_pieces(job, schedule),
     )
 
 
 def evaluate(job: Job, cluster: Cluster, policy: Policy, engine: Engine = "compiled") -> float:
-    """Return just the iteration time in seconds, as fast as possible: for tuners and sweeps.
-
-    The second iteration is already the steady state, and nothing else is written down.
-    """
-    if policy.preemptive:
-        return optimal_iteration_s(job, cluster)
-    workers = cluster.workers if len(set(cluster.compute_factors)) > 1 else 1
-    state = _state(job, cluster, policy, workers)
-    work = _work(job, cluster, policy, state, _steps(job, cluster, workers, None))
-    _require_finite(work)
-    log = _log(work, iterations=2, kept=0)
-    _runner(engine, 0)(state, work, _now(job, work, workers), log)
-    return float((log.iteration_start[:, 2] - log.iteration_start[:, 1]).max())
+    """Return just the iteration time in seconds, as fast as possible: for tuners and sweeps."""
+    if len(set(cluster.compute_factors)) > 1 or policy.preemptive:
+        return simulate(job, cluster, policy, engine).iteration_s
+    # From the start of a backward pass to the next one, all that matters happens just once.
+    backward = 2 * len(job.layers)
+    state = _state(job, cluster, policy, workers=1)
+    work, ticks_per_s = lay_out(
+        job, cluster, policy, state, step_durations_s(job, cluster, 1, None), backward
+    )
+    now, log = make_now(job, work, workers=1), make_log(work, iterations=1, kept=0)
+    now.counters[:, kernel.STEP] = backward
+    _runner(engine, 0)(state, work, now, log)
+    return float(log.iteration_start[0, 1]) / ticks_per_s
 
 
 def _optimum(job: Job, cluster: Cluster, policy: Policy, jitter: Jitter | None) -> Simulation:
@@ -179,7 +173,7 @@ def _optimum(job: Job, cluster: Cluster, policy: Policy, jitter: Jitter | None) 
         schedule=policy,
         iteration_s=optimal_iteration_s(job, cluster),
         spread_s=0.0,
-        compute_s=float(_steps(job, cluster, 1, None).sum()),
+        compute_s=float(step_durations_s(job, cluster, 1, None).sum()),
         communication_s=bytes_s,
         log=None,
         pieces=_pieces(job, policy),
@@ -214,94 +208,8 @@ def _state(job: Job, cluster: Cluster, schedule: Policy | Plan, workers: int) ->
     return plan_state(schedule, workers=workers)
 
 
-def _steps(job: Job, cluster: Cluster, workers: int, jitter: Jitter | None) -> Floats:
-    """Lay out the durations: iteration, worker, step."""
-    layers, job_s = len(job.layers), job.columns
-    once = np.empty(3 * layers + 1)
-    once[0 : 2 * layers : 2], once[1 : 2 * layers : 2] = job_s.update_s, job_s.forward_s
-    once[2 * layers : 3 * layers], once[-1] = job_s.backward_s[::-1], job.outside_s
-    factors = cluster.compute_factors or (1.0,)
-    scale = np.resize(np.array(factors if workers > 1 else [max(factors)]), workers)
-    durations = np.multiply.outer(scale, once)[None]
-    durations[:, :, -1] = job.outside_s  # loading data is not the accelerator's business
-    if jitter is None:
-        return durations
-    normal = np.random.default_rng(jitter.seed).standard_normal(
-        (ITERATIONS_WITH_JITTER, workers, once.size)
-    )
-    return durations * np.exp(jitter.sigma * normal)
-
-
-def _work(
-    job: Job, cluster: Cluster, schedule: Policy | Plan, state: State, step_s: Floats
-) -> Work:
-    # Where nothing has to be sent, no gradient ever becomes ready.
-    complete_after = job.columns.complete_after[: None if cluster.wire_factor else 0]
-    if isinstance(schedule, Policy) and schedule.after_backward:
-        by_layer = np.argsort(-complete_after, kind="stable")
-        complete_after = np.zeros_like(complete_after)
-    else:
-        by_layer = np.argsort(complete_after, kind="stable")
-    count = np.bincount(complete_after, minlength=len(job.layers))
-    stages = schedule.stages if isinstance(schedule, Policy) else ()
-    share = np.array([stage.share for stage in stages] or [1.0])
-    link = np.array([stage.link for stage in stages] or [0])
-    copies = (state.lane_from.size - 1) // share.size
-    overhead_s = np.repeat(share, copies) * (cluster.link.overhead_s if cluster.wire_factor else 0)
-    bytes_s = np.repeat(share, copies) * (cluster.wire_factor / cluster.link.rate)
-    return Work(
-        step_s=step_s,
-        completes_from=np.concatenate([[0], count.cumsum()]).astype(np.int64),
-        completes=by_layer,
-        needed_by=job.columns.needed_by,
-        send_s=overhead_s[state.lane] + state.size * bytes_s[state.lane],
-        overhead_s=overhead_s,
-        link=(np.repeat(link, copies) * copies + np.tile(np.arange(copies), share.size)).astype(
-            np.int64
-        ),
-        latency_s=float(cluster.link.latency_s),
-        barrier=schedule.barrier,
-    )
-
-
-def _require_finite(work: Work) -> None:
-    with np.errstate(over="ignore"):
-        total = work.step_s.sum() + work.send_s.sum() + work.send_s.size * work.latency_s
-        finite = np.isfinite(total * ITERATIONS_WITH_JITTER)
-    if not finite:
-        raise InputError("these times are so long that they cannot be added up")
-
-
-def _now(job: Job, work: Work, workers: int) -> Now:
-    operations, lanes = work.send_s.size, work.link.size
-    return Now(
-        clock=np.zeros(1),
-        compute_end=np.zeros(workers),
-        link_free=np.zeros(work.link.max() + 1),
-        counters=np.zeros((workers, kernel.UNSYNCHRONISED + 1), dtype=np.int64),
-        layer_missing=np.zeros((workers, len(job.layers)), dtype=np.int64),
-        sent=np.zeros(lanes, dtype=np.int64),
-        delivered=np.zeros(lanes, dtype=np.int64),
-        flying=np.zeros(operations, dtype=np.int64),
-        known_at=np.zeros(operations),
-        rounds=np.zeros(operations, dtype=np.int64),
-    )
-
-
-def _log(work: Work, iterations: int, kept: int) -> Log:
-    workers, steps = work.step_s.shape[1:]
-    operations = (kept, work.send_s.size)
-    return Log(
-        iteration_start=np.full((workers, iterations + 1), -1.0),
-        step_start=np.zeros((kept, workers, steps)),
-        step_end=np.zeros((kept, workers, steps)),
-        launched=np.full(operations, np.nan),
-        sending=np.full(operations, np.nan),
-        sent=np.full(operations, np.nan),
-        known=np.full(operations, np.nan),
-    )
-
-
 def _busiest_link(work: Work, state: State) -> float:
-    by_link = np.bincount(work.link[state.lane], work.send_s) if work.send_s.size else np.zeros(1)
-    return float(by_link.max())
+    """Return for how many ticks it is occupied in an iteration."""
+    if not work.send_ticks.size:
+        return 0.0
+    return float(np.bincount(work.link[state.lane], work.send_ticks).max())

@@ -11,6 +11,9 @@ It waits only before an update: with a barrier until everything is synchronised,
 the tensors that this layer needs first are. Everything that happens at one instant is seen before
 the scheduler chooses what to start.
 
+Times are whole numbers of ticks: what ought to happen at one instant does, and no iteration differs
+from another by rounding.
+
 Tensors are numbered worker by worker. Compiled from this text together with
 :mod:`bytelane.core.kernel`; the same rules apply.
 """
@@ -18,7 +21,6 @@ Tensors are numbered worker by worker. Compiled from this text together with
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from bytelane.core.kernel import (
     FUSION,
@@ -31,7 +33,8 @@ from bytelane.core.kernel import (
     start,
 )
 
-Floats = npt.NDArray[np.float64]
+FIRST_FORWARD = 1
+NEVER = np.iinfo(np.int64).max
 
 # Where each number of a worker lives in its row of Now.counters.
 ITERATION, STEP, RUNNING, UNSYNCHRONISED = range(4)
@@ -40,37 +43,40 @@ ITERATION, STEP, RUNNING, UNSYNCHRONISED = range(4)
 class Work(NamedTuple):
     """What an iteration consists of."""
 
-    step_s: Floats
+    step_ticks: Ints
     """Iteration, worker, step -> duration. A shorter list of iterations is repeated."""
     completes_from: Ints
     completes: Ints
     """Layer -> the tensors whose gradient its backward pass completes."""
     needed_by: Ints
     """Tensor -> the first layer that reads it."""
-    send_s: Floats
+    send_ticks: Ints
     """Operation -> the time it occupies its link."""
-    overhead_s: Floats
+    overhead_ticks: Ints
     """Lane -> how much of that is saved by travelling in another operation's message."""
     link: Ints
     """Lane -> the link it uses."""
-    latency_s: float
+    latency_ticks: int
     barrier: bool
+    mark: int
+    """The step from whose start to its next start an iteration is counted."""
 
 
 class Now(NamedTuple):
     """Where the simulation stands."""
 
-    clock: Floats
-    compute_end: Floats
-    link_free: Floats
+    clock: Ints
+    compute_end: Ints
+    link_free: Ints
     counters: Ints
     layer_missing: Ints
-    sent: Ints
-    delivered: Ints
-    """Lane -> how many operations went on the link, and how many of them are known to be over."""
     flying: Ints
+    known_at: Ints
     """A ring in each lane's stretch: operations in the order in which they went on the link."""
-    known_at: Floats
+    oldest: Ints
+    newest: Ints
+    flights: Ints
+    """Lane -> the place of the first in its ring, the place behind the last, and their number."""
     rounds: Ints
     """Operation -> how often it went on the link: once an iteration."""
 
@@ -78,56 +84,49 @@ class Now(NamedTuple):
 class Log(NamedTuple):
     """What happened. All but the first keep the last iterations only, as many as they have rows."""
 
-    iteration_start: Floats
+    iteration_start: Ints
     """Worker, iteration; negative until it has begun."""
-    step_start: Floats
-    step_end: Floats
+    step_start: Ints
+    step_end: Ints
     """Iteration, worker, step."""
-    launched: Floats
-    sending: Floats
-    sent: Floats
-    known: Floats
-    """Iteration, operation."""
+    launched: Ints
+    sending: Ints
+    sent: Ints
+    known: Ints
+    """Iteration, operation; negative for what did not happen."""
 
 
 def run(state: State, work: Work, now: Now, log: Log) -> None:
     """Simulate until the log holds the start of every iteration it has room for."""
-    earliest = 0.0
-    while earliest < np.inf:
+    earliest = 0
+    while earliest != NEVER:
         now.clock[0] = earliest
-        for lane in range(now.sent.size):
+        for lane in range(now.flights.size):
             _deliver(state, work, now, lane)
         for worker in range(now.compute_end.size):
             _compute(state, work, now, log, worker)
-        for lane in range(now.sent.size):
+        for lane in range(now.flights.size):
             _launch(state, work, now, log, lane)
-        earliest = _next_instant(state, now)
+        earliest = _next_instant(now)
 
 
-def _next_instant(state: State, now: Now) -> float:
-    earliest = np.inf
+def _next_instant(now: Now) -> int:
+    earliest = NEVER
     for worker in range(now.compute_end.size):
         if now.counters[worker, RUNNING] == 1:
             earliest = min(earliest, now.compute_end[worker])
-    for lane in range(now.sent.size):
-        if now.delivered[lane] < now.sent[lane]:
-            earliest = min(earliest, now.known_at[_slot(state, lane, now.delivered[lane])])
+    for lane in range(now.flights.size):
+        if now.flights[lane] > 0:
+            earliest = min(earliest, now.known_at[now.oldest[lane]])
     return earliest
-
-
-def _slot(state: State, lane: int, count: int) -> int:
-    first = state.lane_from[lane]
-    return int(first + count % (state.lane_from[lane + 1] - first))
 
 
 def _deliver(state: State, work: Work, now: Now, lane: int) -> None:
     """Take note of the transfers whose end is known by now."""
-    while now.delivered[lane] < now.sent[lane]:
-        slot = _slot(state, lane, now.delivered[lane])
-        if now.known_at[slot] > now.clock[0]:
-            return
-        operation = now.flying[slot]
-        now.delivered[lane] += 1
+    while now.flights[lane] > 0 and now.known_at[now.oldest[lane]] <= now.clock[0]:
+        operation = now.flying[now.oldest[lane]]
+        now.oldest[lane] = _behind(state, lane, now.oldest[lane])
+        now.flights[lane] -= 1
         notify_finish(state, operation)
         for i in range(state.served_from[operation], state.served_from[operation + 1]):
             tensor = state.served[i]
@@ -136,6 +135,11 @@ def _deliver(state: State, work: Work, now: Now, lane: int) -> None:
                 layer = work.needed_by[tensor % work.needed_by.size]
                 now.layer_missing[worker, layer] -= 1
                 now.counters[worker, UNSYNCHRONISED] -= 1
+
+
+def _behind(state: State, lane: int, place: int) -> int:
+    """Return the next place in a lane's ring."""
+    return int(place + 1 if place + 1 < state.lane_from[lane + 1] else state.lane_from[lane])
 
 
 def _compute(state: State, work: Work, now: Now, log: Log, worker: int) -> None:
@@ -152,13 +156,13 @@ def _compute(state: State, work: Work, now: Now, log: Log, worker: int) -> None:
             return
         iteration = now.counters[worker, ITERATION]
         last = log.iteration_start.shape[1] - 1
-        if step == 1 and log.iteration_start[worker, iteration] < 0:
+        if step == work.mark and log.iteration_start[worker, iteration] < 0:
             log.iteration_start[worker, iteration] = clock
-        if step == 1 and iteration == last:
+        if step == work.mark and iteration == last:
             return
         now.counters[worker, RUNNING] = 1
         now.compute_end[worker] = (
-            clock + work.step_s[iteration % work.step_s.shape[0], worker, step]
+            clock + work.step_ticks[iteration % work.step_ticks.shape[0], worker, step]
         )
         kept = log.step_start.shape[0]
         row = iteration - (last - kept)
@@ -195,27 +199,29 @@ def _launch(state: State, work: Work, now: Now, log: Log, lane: int) -> None:
     """Put on the link what the scheduler lets go, in one message what may be fused."""
     operation = start(state, lane)
     while operation != NOTHING:
-        first = now.sent[lane]
-        seconds = work.send_s[operation]
+        begin = max(now.clock[0], now.link_free[work.link[lane]])
+        end = begin + work.send_ticks[operation]
+        first, together = now.newest[lane], 0
         room = state.counters[lane, FUSION] - state.size[operation]
         while operation != NOTHING:
-            now.flying[_slot(state, lane, now.sent[lane])] = operation
-            now.sent[lane] += 1
+            now.flying[now.newest[lane]] = operation
+            now.newest[lane] = _behind(state, lane, now.newest[lane])
+            together += 1
             operation = join(state, lane, room)
             if operation != NOTHING:
                 room -= state.size[operation]
-                seconds += work.send_s[operation] - work.overhead_s[lane]
-        begin = max(now.clock[0], now.link_free[work.link[lane]])
-        end = begin + seconds
+                end += work.send_ticks[operation] - work.overhead_ticks[lane]
         now.link_free[work.link[lane]] = end
-        for count in range(first, now.sent[lane]):
-            slot = _slot(state, lane, count)
-            now.known_at[slot] = end + work.latency_s
-            _write_down(now, log, now.flying[slot], begin, end, end + work.latency_s)
+        now.flights[lane] += together
+        for _ in range(together):
+            now.known_at[first] = end + work.latency_ticks
+            if log.launched.shape[0] > 0:
+                _write_down(now, log, now.flying[first], begin, end, end + work.latency_ticks)
+            first = _behind(state, lane, first)
         operation = start(state, lane)
 
 
-def _write_down(now: Now, log: Log, operation: int, begin: float, end: float, known: float) -> None:
+def _write_down(now: Now, log: Log, operation: int, begin: int, end: int, known: int) -> None:
     kept = log.launched.shape[0]
     row = now.rounds[operation] - (log.iteration_start.shape[1] - 1 - kept)
     now.rounds[operation] += 1
