@@ -1,12 +1,14 @@
 """Cutting tensors: nothing is lost, nothing is sent twice, no piece is too large."""
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bytelane.core import Pieces, SubTask, label, partition
-from bytelane.core.task import group_pieces
+from bytelane.core.task import group_pieces, unit_pieces
 from bytelane.errors import InputError
 
 sizes = st.lists(st.integers(1, 1000), max_size=12)
@@ -62,6 +64,21 @@ def test_groups_travel_together_whole(tensor_bytes: list[int], data: st.DataObje
         assert all((p.start, p.stop) == (0, tensor_bytes[p.tensor]) for p in parts)
 
 
+@given(sizes, st.integers(1, 300), st.randoms())
+def test_units_are_all_bytes_in_order_cut_evenly(
+    tensor_bytes: list[int], unit: int, random: Random
+) -> None:
+    order = list(range(len(tensor_bytes)))
+    random.shuffle(order)
+    operations = unit_pieces(tensor_bytes, order, unit).sub_tasks()
+    sent = [(p.tensor, b) for parts in operations for p in parts for b in range(p.start, p.stop)]
+    assert sent == [(t, b) for t in order for b in range(tensor_bytes[t])]
+    full, rest = divmod(sum(tensor_bytes), unit)
+    assert [sum(p.bytes for p in parts) for parts in operations] == [unit] * full + [rest] * (
+        rest > 0
+    )
+
+
 def test_groups_are_numbered_without_gaps() -> None:
     with pytest.raises(InputError, match="without gaps"):
         group_pieces([1, 2], [0, 2])
@@ -71,6 +88,8 @@ def test_groups_are_numbered_without_gaps() -> None:
 def test_an_empty_part_is_refused(part: int) -> None:
     with pytest.raises(InputError, match="cannot hold anything"):
         partition([10], part)
+    with pytest.raises(InputError, match="cannot hold anything"):
+        unit_pieces([10], [0], part)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(3, 3), (4, 2), (-1, 2)])

@@ -120,8 +120,9 @@ def by_reference(
     )
 
 
+# Units are checked against bytescheduler, below.
 @settings(max_examples=300)
-@given(chains(), knob_values, eighths, eighths, all_reduce_policies)
+@given(chains(), knob_values, eighths, eighths, all_reduce_policies.filter(lambda p: p != "units"))
 def test_the_slow_reference_agrees_exactly_on_all_reduce(
     job: Job, knobs: Knobs, theta: float, lam: float, name: str
 ) -> None:
@@ -144,6 +145,34 @@ def test_the_slow_reference_agrees_exactly_on_parameter_servers(
 ) -> None:
     found = simulate(job, name, knobs, theta=theta, lam=lam, servers=2)
     assert found.iteration_s == float(by_reference(job, name, knobs, theta, lam, "ps"))
+
+
+@given(jobs(), st.integers(1, 40), st.integers(1, 80), eighths, eighths)
+def test_units_of_tensors_that_fill_them_are_the_parts_of_bytescheduler(
+    job: Job, unit: int, credit: int, theta: float, lam: float
+) -> None:
+    tensors = tuple(Tensor(t.name, t.bytes * unit, t.layers) for t in job.tensors)
+    filled = msgspec.structs.replace(job, tensors=tensors)
+    joined, apart = (
+        simulate(filled, name, Knobs(unit, credit), theta=theta, lam=lam)
+        for name in ("units", "bytescheduler")
+    )
+    assert joined.iteration_s == apart.iteration_s
+
+
+@given(chains(), st.integers(64 * 8, 1000), eighths, eighths)
+def test_one_unit_for_everything_waits_for_the_last_gradient(
+    job: Job, unit: int, theta: float, lam: float
+) -> None:
+    found = simulate(job, "units", Knobs(unit, unit), theta=theta, lam=lam)
+    if job.tensors:
+        last = min(tensor.complete_after for tensor in job.tensors)
+        backward = sum(layer.backward_s for layer in job.layers[last:])
+        arrived = backward + theta + job.total_bytes / RATE + lam
+        before = sum(layer.forward_s for layer in job.layers[:last])
+        computed = sum(layer.backward_s for layer in job.layers) + before
+        after = sum(layer.forward_s for layer in job.layers[last:])
+        assert found.iteration_s == max(arrived, computed) + after
 
 
 @given(jobs(), knob_values, eighths, eighths, real_policies)

@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 An *operation* is what is sent in one go: a part of a tensor, a whole tensor, or several tensors
-together. It passes through four stages, and only forward::
+together. In every iteration it passes through four stages, and only forward::
 
     WAITING ──(all it waits for is there)──▶ QUEUED ──(first in its queue, and the window is open)
                                                                      │

@@ -55,6 +55,13 @@ def bytescheduler(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
     return _by_need("bytescheduler", job, cluster, knobs)
 
 
+@register("units", partition_bytes=MEBIBYTE // 2, parts_in_flight=2)
+def units(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
+    """Send equal units in the order of need: bytescheduler, with small tensors joined."""
+    stages = _stages(cluster, _need(job), CreditWindow(knobs.credit_bytes))
+    return Policy("units", stages, barrier=False, unit_bytes=knobs.partition_bytes)
+
+
 @register("tic", sync=("ps",))
 def tic(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
     """Pull after all pushes, by how few others each pull's first use waits for (TicTac)."""

@@ -8,10 +8,11 @@ import difflib
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 
 from bytelane.cluster import Cluster, Sync
 from bytelane.core.knobs import CreditWindow, Knobs
-from bytelane.core.task import Pieces, group_pieces, partition
+from bytelane.core.task import Pieces, group_pieces, partition, unit_pieces
 from bytelane.errors import InputError, UnknownPolicy
 from bytelane.job import Job
 
@@ -40,8 +41,10 @@ class Policy(msgspec.Struct, frozen=True):
     """Forward waits for all tensors (True), or each layer for its own (False)."""
     part_bytes: int | None = None
     """Tensors are cut into parts of this size; None keeps them whole."""
+    unit_bytes: int | None = None
+    """All tensors, end to end in the first stage's order, are cut every so many bytes. No parts."""
     groups: tuple[int, ...] | None = None
-    """Per tensor: tensors with the same number travel together. Not with parts."""
+    """Per tensor: tensors with the same number travel together. Neither parts nor units."""
     fusion_bytes: int | None = None
     """Whatever is ready travels together up to this size, decided when it starts."""
     after_backward: bool = False
@@ -53,6 +56,9 @@ class Policy(msgspec.Struct, frozen=True):
         """Cut and group the job's tensors as this policy wants them."""
         if self.groups is not None:
             return group_pieces(job.columns.bytes, self.groups)
+        if self.unit_bytes is not None:
+            order = np.argsort(self.stages[0].priority, kind="stable")
+            return unit_pieces(job.columns.bytes, order, self.unit_bytes)
         return partition(job.columns.bytes, self.part_bytes)
 
     @property
@@ -124,7 +130,20 @@ def make_policy(name: str, job: Job, cluster: Cluster, knobs: Knobs | None = Non
     if cluster.sync not in entry.sync:
         ways = " and ".join(policies_for(cluster.sync))
         raise InputError(f"policy {name} has no meaning for {cluster.sync}; these have: {ways}")
-    return entry.maker(job, cluster, knobs or choose_knobs(name))
+    policy = entry.maker(job, cluster, knobs or choose_knobs(name))
+    for stage in policy.stages:
+        _require_one_each(name, f"priorities in stage {stage.name}", stage.priority, job)
+    if policy.groups is not None:
+        _require_one_each(name, "groups", policy.groups, job)
+    return policy
+
+
+def _require_one_each(name: str, what: str, numbers: tuple[int, ...], job: Job) -> None:
+    if len(numbers) != len(job.tensors):
+        raise InputError(
+            f"policy {name} gave {len(numbers)} {what} for {len(job.tensors)} tensors; "
+            "one a tensor is needed"
+        )
 
 
 def choose_knobs(

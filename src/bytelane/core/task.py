@@ -81,6 +81,26 @@ def partition(tensor_bytes: Ints | Sequence[int], part_bytes: int | None) -> Pie
     return Pieces(number, tensor, start, np.minimum(start + part_bytes, whole[tensor]))
 
 
+def unit_pieces(
+    tensor_bytes: Ints | Sequence[int], order: Ints | Sequence[int], unit_bytes: int
+) -> Pieces:
+    """Lay all tensors end to end in this order and cut every so many bytes: partition and fusion.
+
+    Every unit but the last is full, whatever the sizes of the tensors.
+    """
+    if unit_bytes < 1:
+        raise InputError(f"a unit of {unit_bytes} bytes cannot hold anything; use 1 or more")
+    in_order = np.asarray(order, dtype=np.int64)
+    ends = np.asarray(tensor_bytes, dtype=np.int64)[in_order].cumsum()
+    if not ends.size:
+        return Pieces(*(np.zeros(0, dtype=np.int64) for _ in Pieces._fields))
+    cuts = np.union1d(ends, np.arange(0, ends[-1], unit_bytes))
+    begin, end = cuts[:-1], cuts[1:]
+    place = np.searchsorted(ends, begin, side="right")
+    zero = np.concatenate([[0], ends])[place]
+    return Pieces(begin // unit_bytes, in_order[place], begin - zero, end - zero)
+
+
 def group_pieces(tensor_bytes: Ints | Sequence[int], groups: Sequence[int]) -> Pieces:
     """Send whole tensors with the same group number together; groups are numbered without gaps."""
     number = np.asarray(groups, dtype=np.int64)
