@@ -13,6 +13,7 @@ import pytest
 
 import bytelane
 from bytelane.cli import main
+from bytelane.sim.slack import layer_slack
 
 JOB = """
 name = "small"
@@ -180,6 +181,107 @@ def test_the_trace_begins_at_zero(run: Run, job: Path, tmp_path: Path) -> None:
     assert min(e["ts"] for e in events if e["ph"] == "X") >= 0
 
 
+# Who waits, who is idle, what links carry
+
+
+def test_json_holds_the_slack_of_every_layer_and_null_without_a_tensor(
+    run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "three.toml"
+    path.write_text(JOB + '[[layers]]\nname = "third"\nforward_ms = 1.0\nbackward_ms = 1.0\n')
+    values = run("simulate", path, "--bandwidth", "1Gbit", "--json").values
+    slack = layer_slack(bytelane.simulate(path, bandwidth="1Gbit"))
+    assert values["layer_slack_ms"] == [*(1000 * slack.slack_s).tolist(), None]
+    assert values["layer_budget_ms"] == [*(1000 * slack.budget_s).tolist(), None]
+    # The first layer is updated when loading data, 1 ms after its gradient, is over.
+    assert values["layer_budget_ms"][0] == pytest.approx(1.0)
+    assert values["layer_slack_ms"][0] == 0
+
+
+def test_json_holds_idle_times_of_every_worker_and_bytes_of_every_kind_of_host(
+    run: Run, job: Path
+) -> None:
+    given = ["--sync", "ps", "--separate", "--servers", 2, "--workers", 4, "--slow", 2]
+    values = run("simulate", job, *given, "--json").values
+    for busy, key in (("compute_ms", "compute_idle_ms"), ("communication_ms", "link_up_idle_ms")):
+        assert len(values[key]) == 4
+        assert values[key][3] == pytest.approx(values["iteration_ms"] - values[busy])
+    assert values["compute_idle_ms"][0] > values["compute_idle_ms"][3]
+    total = values["total_bytes"]
+    assert [(link["host"], link["hosts"]) for link in values["links"]] == [
+        ("worker", 4),
+        ("server", 2),
+    ]
+    assert [link["up_bytes"] for link in values["links"]] == [total, 2 * total]
+    for link in values["links"]:
+        could = values["bandwidth_bit_per_s"] / 8 * values["iteration_ms"] / 1000
+        assert link["down_used_percent"] == pytest.approx(100 * link["down_bytes"] / could)
+
+
+def test_the_optimum_has_idle_times_and_bytes_but_no_slack(run: Run, job: Path) -> None:
+    values = run("simulate", job, "--policy", "optimal", "--json").values
+    assert (values["layer_slack_ms"], values["layer_budget_ms"]) == (None, None)
+    assert values["links"][0]["up_bytes"] == values["total_bytes"]
+    assert values["compute_idle_ms"][0] == pytest.approx(
+        values["iteration_ms"] - values["compute_ms"]
+    )
+
+
+def test_layers_are_shown_as_a_table(run: Run, job: Path) -> None:
+    values = run("simulate", job, "--layers", "--json").values
+    tables = values["layer_table"], values["tensor_table"]
+    assert [[row.get("layer", row.get("tensor")) for row in t] for t in tables] == [
+        ["first", "second"],
+        ["first", "second"],
+    ]
+    for row in [*tables[0], *tables[1]]:
+        assert row["budget_ms"] == pytest.approx(row["needed_ms"] - row["ready_ms"])
+        assert row["slack_ms"] == pytest.approx(row["used_ms"] - row["arrived_ms"])
+    out = run("simulate", job, "--layers").stdout
+    table = [line.split() for line in out.splitlines()[-3:]]
+    assert table[0] == [
+        "layer", "forward", "backward", "bytes", "ready", "arrived", "needed", "used", "budget",
+        "slack",
+    ]  # fmt: skip
+    first = tables[0][0]
+    assert table[1] == ["first", "1.000", "2.000", str(8 * 2**20)] + [
+        f"{first[f'{title}_ms']:.3f}" for title in table[0][4:]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--policy fifo --bandwidth 1Gbit", "at the barrier, until all tensors are there"),
+        ("--bandwidth 1Gbit", "computing waits 72.11 ms before first, and before no other layer"),
+        ("--bandwidth 1Gbit --policy fifo --no-barrier --sync ps --latency 1ms", "before first"),
+        ("--policy p3 --bandwidth 1Gbit --latency 1ms", "computing waits before 2 of 2 layers"),
+        ("--bandwidth 400Gbit", "computing never waits; the least slack is "),
+        ("--slow 2 --bandwidth 1Gbit", "the first worker's computing waits"),
+        ("--bandwidth 1Gbit", "the link of a worker carries 9.389 MB each way, "),
+        ("--sync ps", "the link of a worker with server carries 9.389 MB each way, "),
+    ],
+)
+def test_text_says_in_words_who_waits_for_whom(
+    run: Run, job: Path, arguments: str, said: str
+) -> None:
+    ran = run("simulate", job, *arguments.split())
+    assert (ran.code, ran.stderr) == (0, "")
+    assert said in ran.stdout
+
+
+def test_what_goes_up_in_two_messages_may_come_down_in_one(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "four.json"
+    layers = [
+        {"forward_ms": 0, "backward_ms": backward, "bytes": size}
+        for backward, size in ((125, 1), (125, 1), (500, 0), (125, 4))
+    ]
+    path.write_text(json.dumps({"name": "four", "layers": layers}))
+    link = ["--bandwidth", "32bit", "--overhead", "125ms"]
+    out = run("simulate", path, "--sync", "ps", "--policy", "fusion", *link).stdout
+    assert "the link is idle 625 ms up, 750 ms down" in out
+
+
 # Mistakes
 
 
@@ -210,6 +312,8 @@ def assert_one_sentence(ran: Ran) -> None:
         ("--credit 0", "it must be 1 or more"),
         ("--overhead 5", "has no unit"),
         ("--latency 1h", "'h' is not one of"),
+        ("--seed 1", "a seed has no effect without jitter"),
+        ("--policy optimal --layers", "neither transfers nor slack"),
     ],
 )
 def test_a_bad_value_is_one_sentence(run: Run, job: Path, arguments: str, why: str) -> None:

@@ -1,4 +1,4 @@
-"""The verbs that look at a job from several sides: compare, why, zoo."""
+"""The verbs that look at a job from several sides: compare, why, timeline, zoo."""
 
 import json
 import sys
@@ -47,6 +47,13 @@ def test_compare_prints_the_fastest_first(run: Run) -> None:
     assert times[0] < times[-1]
 
 
+def test_compare_draws_what_it_prints(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("compare", "alexnet", "--plot", tmp_path / "bars.svg")
+    assert code == 0
+    assert out == run("compare", "alexnet")[1]
+    assert "<svg" in (tmp_path / "bars.svg").read_text()
+
+
 def test_why_adds_up(run: Run) -> None:
     code, out, _ = run("why", "vgg16", "--policy", "fifo", "--json")
     found = json.loads(out)
@@ -60,6 +67,60 @@ def test_why_explains_in_five_lines(run: Run) -> None:
     _, out, _ = run("why", "resnet50", "--policy", "p3", "--overhead", "50us", "--latency", "80us")
     table = out.split("\n\n")[1].splitlines()
     assert 2 <= len(table) <= 6
+
+
+def test_a_timeline_is_a_picture_and_a_trace_of_every_policy(run: Run, tmp_path: Path) -> None:
+    picture, trace = tmp_path / "lines.png", tmp_path / "lines.json"
+    arguments = ["--policy", "fifo, bytescheduler,fifo", "--out", picture, "--trace", trace]
+    code, out, err = run("timeline", "alexnet", *arguments)
+    assert (code, err) == (0, "")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    events = json.loads(trace.read_text())["traceEvents"]
+    shown = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert shown == ["fifo", "bytescheduler"]
+    assert [line.split(":")[0] for line in out.splitlines()[:-1]] == shown
+    assert f"see {picture}, or drop {trace}" in out
+
+
+def test_a_timeline_tells_its_numbers_and_gives_knobs_to_those_that_use_them(
+    run: Run, tmp_path: Path
+) -> None:
+    arguments = ["--partition", "1MiB", "--workers", 4, "--sync", "ps", "--json"]
+    _, out, _ = run("timeline", "alexnet", "--out", tmp_path / "a.svg", *arguments)
+    found = json.loads(out)
+    alone = [
+        api.simulate("alexnet", workers=4, sync="ps", policy="fifo"),
+        api.simulate("alexnet", workers=4, sync="ps", partition="1MiB"),
+    ]
+    rows = found["policies"]
+    assert [row["policy"] for row in rows] == ["fifo", "bytescheduler"]
+    assert [row["iteration_ms"] for row in rows] == [one.iteration_s * 1000 for one in alone]
+    assert found["picture"] == str(tmp_path / "a.svg")
+
+
+@pytest.mark.parametrize("verb", ["simulate", "why", "timeline"])
+def test_a_barrier_can_be_added_wherever_a_policy_is_chosen(
+    run: Run, tmp_path: Path, verb: str
+) -> None:
+    more = ["--out", tmp_path / "a.svg"] if verb == "timeline" else []
+    arguments = [verb, "alexnet", "--policy", "p3", "--json", *more]
+    free, held = (
+        json.loads(run(*arguments, barrier)[1]) for barrier in ("--no-barrier", "--barrier")
+    )
+    times = [(one["policies"][0] if more else one)["iteration_ms"] for one in (free, held)]
+    assert times[0] < times[1]
+
+
+@pytest.mark.parametrize("verb", ["simulate", "compare", "why", "timeline"])
+def test_help_shows_every_option_of_the_groups(
+    run: Run, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    _, out, _ = run(verb, "--help")
+    for option in ("--accelerator", "--workers", "--bandwidth", "--sync", "--slow", "--json"):
+        assert option in out
+    assert ("--partition" in out) == (verb != "compare")
+    assert "[default: (as many as workers)]" in out
 
 
 def test_the_zoo_lists_every_model(run: Run) -> None:
@@ -93,6 +154,14 @@ def test_a_model_becomes_a_job_file(run: Run, tmp_path: Path) -> None:
         ("simulate resnet50 --jitter -1", "makes no sense"),
         ("simulate resnet50 --slow 0", "use more than 0"),
         ("compare nowhere.toml", "there is no such file"),
+        ("compare nowhere.toml --plot bars.jpg", "ends in .svg or .png"),
+        ("timeline nowhere.toml --out lines.pdf", "ends in .svg or .png"),
+        ("timeline resnet50 --out no/such/folder/lines.svg", "No such file or directory"),
+        ("timeline resnet50 --policy fifo,optimal", "neither transfers nor slack"),
+        ("timeline resnet50 --policy fifo,nonsense", "there is no policy 'nonsense'"),
+        ("timeline resnet50 --policy fifo,tac", "tac has no meaning for allreduce"),
+        ("timeline resnet50 --policy fifo,dear --partition 1MiB", "partition has no effect"),
+        ("timeline resnet50 --iterations 0", "use 1 to 20"),
         ("why resnet50 --policy optimal", "no critical path"),
         ("zoo resnet51", "did you mean resnet50"),
         ("zoo --batch 3", "go with the name of a model"),

@@ -1,7 +1,7 @@
 """Traces: spans on tracks, cut out by iteration, in files that Perfetto opens."""
 
 import json
-from itertools import combinations
+from itertools import combinations, count, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bytelane.trace import Span, Trace, save_chrome, spread
+from bytelane.cluster import Cluster, Link
+from bytelane.core import Knobs, make_policy, policies_for
+from bytelane.job import Job, Layer, Tensor
+from bytelane.sim import Simulation, simulate
+from bytelane.trace import Span, Trace, flows, save_chrome, spread
+from strategies import jobs
 
 
 def transfer(start: float, end: float, iteration: int = 0) -> Span:
@@ -25,6 +30,19 @@ def transfers(draw: st.DrawFn, shortest: int = 1) -> list[Span]:
 
 def overlap(a: Span, b: Span) -> bool:
     return a.start_s < b.end_s and b.start_s < a.end_s
+
+
+ways = [(s, p) for s in ("allreduce", "ps") for p in policies_for(s) if p != "optimal"]
+
+
+def simulated(job: Job, way: tuple[str, str] = ("allreduce", "fifo")) -> Simulation:
+    cluster = Cluster(2, Link(8.0, 0.125, 0.25), 2 if way[0] == "ps" else 0)
+    return simulate(
+        job, cluster, make_policy(way[1], job, cluster, Knobs(16, 32, 40)), "interpreted"
+    )
+
+
+simulations = st.builds(simulated, jobs(), st.sampled_from(ways))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -103,6 +121,104 @@ def test_cutting_keeps_durations_and_only_what_runs_then(
     assert [s.seconds for s in cut.spans] == [s.seconds for s in during]
 
 
+# From gradient to use
+
+
+def names(flow: tuple[Span, ...]) -> list[str]:
+    return [f"{span.kind} {span.name}" for span in flow]
+
+
+def test_a_flow_leads_from_a_backward_through_its_transfer_to_a_forward() -> None:
+    layers = (Layer("first", 1.0, 1.0), Layer("last", 1.0, 1.0, 0.5))
+    job = Job("two", layers, (Tensor("a", 8, (0,)), Tensor("b", 8, (1,))))
+    found = flows(simulated(job).trace.from_iteration(1, count=2))
+    led = [names(flow) for flow in found if flow[0].iteration == 1]
+    assert sorted(led) == [
+        ["backward first", "transfer a", "forward first"],
+        ["backward last", "transfer b", "update last"],
+    ]
+
+
+def test_with_a_parameter_server_a_flow_passes_push_and_pull() -> None:
+    job = Job("one", (Layer("l", 1.0, 1.0),), (Tensor("t", 32, (0,)),))
+    first, *_ = flows(simulated(job, ("ps", "bytescheduler")).trace)
+    assert names(first) == ["backward l", "transfer push t@0 B", "transfer pull t@0 B", "forward l"]
+
+
+def test_an_operation_that_carries_several_layers_has_a_flow_for_each() -> None:
+    layers = tuple(Layer(f"l{i}", 1.0, 1.0) for i in range(3))
+    job = Job("three", layers, tuple(Tensor(f"t{i}", 8, (i,)) for i in range(3)))
+    sent = [f for f in flows(simulated(job, ("allreduce", "dear")).trace) if f[0].iteration == 1]
+    assert [flow[0].name for flow in sent] == ["l0", "l1", "l2"]
+    assert [len(flow) for flow in sent] == [4, 4, 4]
+
+
+def test_layers_of_the_same_name_are_told_apart() -> None:
+    layers = (Layer("same", 1.0, 1.0), Layer("same", 2.0, 3.0))
+    job = Job("j", layers, (Tensor("a", 8, (0,)), Tensor("b", 8, (1,))))
+    for flow in flows(simulated(job).trace):
+        assert len({span.layers for span in flow}) == 1
+
+
+def test_of_several_gradients_of_a_layer_the_last_one_before_the_transfer_is_meant() -> None:
+    spans = (
+        Span("backward", "l", 0, 1, 0, layers=(3,)),
+        Span("backward", "l", 1, 2, 0, layers=(3,)),
+        Span("backward", "l", 4, 5, 0, layers=(3,)),
+        Span("transfer", "l.weight", 2.5, 4, 0, 4, (3,), 0),
+        Span("forward", "l", 3, 3.5, 1, layers=(3,)),
+        Span("forward", "l", 6, 7, 1, layers=(3,)),
+    )
+    assert list(flows(Trace("rank 0", spans, {}))) == [(spans[1], spans[3], spans[5])]
+
+
+def test_a_transfer_that_leads_nowhere_in_this_trace_has_no_flow() -> None:
+    alone = Span("transfer", "t", 0, 1, 0, 4, (0,), 0)
+    assert list(flows(Trace("any", (alone, transfer(2, 3)), {}))) == []
+
+
+def test_a_real_trace_tells_whose_gradient_a_transfer_carried() -> None:
+    pytest.importorskip("torch")
+    from bytelane.core import bucket_plan
+    from bytelane.runtime.engine import Transfer
+    from bytelane.runtime.torch.stopwatch import Stopwatch
+
+    watch = Stopwatch(keep=9, clock=count().__next__)
+    watch.start("backward", "the loop")
+    watch.stop("backward", "fc")  # until 1
+    watch.start("backward", "the loop")
+    watch.stop("backward", "conv")  # until 3
+    watch.begin_iteration()
+    plan = bucket_plan([8, 8], bucket_bytes=8)  # the last tensor first
+    sent = [Transfer(0, 1.5, 2.5), Transfer(1, 3.5, 3.75)]
+    watch.add_transfers(sent, plan, ["conv.w", "fc.w"], [("conv",), ("fc", "tied")], iteration=0)
+    for module in ("conv", "fc"):
+        watch.start("forward", module)
+    watch.stop()
+    assert sorted(map(names, flows(watch.trace("rank 0")))) == [
+        ["backward conv", "transfer conv.w", "forward conv"],
+        ["backward fc", "transfer fc.w", "forward fc"],
+    ]
+
+
+@given(simulations)
+def test_every_transfer_of_a_whole_iteration_is_between_its_gradient_and_its_use(
+    found: Simulation,
+) -> None:
+    trace = found.trace
+    led = [flow for flow in flows(trace) if flow[0].iteration == 1]
+    in_flows = {id(span) for flow in led for span in flow}
+    for span in trace.spans:
+        if span.kind == "transfer" and span.iteration == 1:
+            assert id(span) in in_flows
+    for flow in led:
+        assert flow[0].kind == "backward"
+        assert all(span.kind == "transfer" for span in flow[1:-1])
+        assert all(a.end_s <= b.start_s for a, b in pairwise(flow))
+        (layer,) = flow[0].layers
+        assert all(layer in span.layers for span in flow)
+
+
 # Files
 
 
@@ -153,3 +269,42 @@ def test_no_event_is_before_time_zero_since_perfetto_drops_those(tmp_path: Path)
     events = [e for e in read(tmp_path / "t.json") if e["ph"] == "X"]
     assert len(events) == 4
     assert min(e["ts"] for e in events) >= 0
+
+
+def written(path: Path, traces: list[Trace]) -> list[dict[str, Any]]:
+    save_chrome(traces, path)
+    return read(path)
+
+
+@given(st.lists(simulations, min_size=1, max_size=2))
+def test_every_end_of_an_arrow_is_inside_the_slice_that_it_belongs_to(
+    tmp_path_factory: pytest.TempPathFactory, found: list[Simulation]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "arrows.json"
+    events = written(path, [one.trace for one in found])
+    slices = [e for e in events if e["ph"] == "X"]
+    arrows = [e for e in events if e["ph"] in "stf"]
+    for event in arrows:
+        around = [
+            e
+            for e in slices
+            if (e["pid"], e["tid"]) == (event["pid"], event["tid"])
+            and e["ts"] <= event["ts"] <= e["ts"] + e["dur"]
+        ]
+        assert len(around) == 1
+    expected = [flow for one in found for flow in flows(one.trace)]
+    joined = [list(events) for _, events in groupby(arrows, key=lambda e: int(e["id"]))]
+    assert len({e["id"] for e in arrows}) == len(joined) == len(expected)
+    for steps, flow in zip(joined, expected, strict=True):
+        assert [e["ph"] for e in steps] == ["s", *"t" * (len(flow) - 2), "f"]
+        assert [e["ts"] for e in steps] == sorted(e["ts"] for e in steps)
+        assert {(e["cat"], e["name"], e["bp"]) for e in steps} == {("flow", "gradient", "e")}
+
+
+def test_a_counter_shows_the_bytes_in_flight(tmp_path: Path) -> None:
+    spans = (Span("transfer", "a", 0, 2, 0, 5), Span("transfer", "b", 1, 2, 0, 7), transfer(2, 3))
+    counters = [e for e in written(tmp_path / "t.json", [Trace("t", spans, {})]) if e["ph"] == "C"]
+    assert [(e["ts"], e["args"]["bytes"]) for e in counters] == [
+        (0, 5), (1e6, 12), (2e6, 4), (3e6, 0),
+    ]  # fmt: skip
+    assert {(e["pid"], e["name"]) for e in counters} == {(0, "in flight")}

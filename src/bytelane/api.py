@@ -1,18 +1,21 @@
 """The composition root: the only room that knows all others, and hands each what it needs."""
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from bytelane import plugins
 from bytelane.cluster import Cluster, Link
-from bytelane.core import Knobs, make_policy
+from bytelane.core import Knobs, Policy, make_policy
 from bytelane.core import choose_knobs as _choose_knobs
 from bytelane.errors import InputError, MissingExtra
 from bytelane.job import Job, load, zoo
 from bytelane.sim import Jitter, Simulation, make_planner
 from bytelane.sim import simulate as _simulate
+from bytelane.sim.sweep import make_settings
 from bytelane.units import parse_bytes, parse_rate, parse_seconds
 
 if TYPE_CHECKING:
@@ -28,23 +31,54 @@ def simulate(
     fusion: str | int | None = None,
     barrier: bool | None = None,
     jitter: float = 0.0,
-    seed: int = 0,
+    seed: int | None = None,
     **cluster: Any,
 ) -> Simulation:
     """Predict the steady state of a job (or a job file) on a cluster.
 
     The other keywords describe the cluster, as in :func:`make_cluster`.
     """
-    if not isinstance(job, Job):
-        job = find_job(job)
+    if seed is not None and not jitter:
+        raise InputError("a seed has no effect without jitter; leave it out")
+    job = job if isinstance(job, Job) else find_job(job)
     where = make_cluster(**cluster)
     knobs = choose_knobs(policy, partition, credit, fusion)
-    schedule = make_policy(policy, job, where, knobs)
-    if barrier is not None:
-        if schedule.preemptive:
-            raise InputError("the optimum knows no barrier; leave that out")
-        schedule = msgspec.structs.replace(schedule, barrier=barrier)
-    return _simulate(job, where, schedule, jitter=Jitter(jitter, seed) if jitter else None)
+    schedule = _with_barrier(make_policy(policy, job, where, knobs), barrier)
+    return _simulate(job, where, schedule, jitter=Jitter(jitter, seed or 0) if jitter else None)
+
+
+def simulate_each(
+    job: Job,
+    policies: Sequence[str],
+    *,
+    partition: str | int | None = None,
+    credit: str | int | None = None,
+    fusion: str | int | None = None,
+    barrier: bool | None = None,
+    **cluster: Any,
+) -> list[Simulation]:
+    """Predict a job under several policies; a knob goes to those that have a use for it."""
+    for policy in policies:
+        plugins.look_for(policy)
+    given = {"partition_bytes": partition, "credit_bytes": credit, "fusion_bytes": fusion}
+    sizes = {knob: [parse_bytes(size)] for knob, size in given.items() if size is not None}
+    where = make_cluster(**cluster)
+    return [
+        _simulate(
+            job,
+            where,
+            _with_barrier(make_policy(setting.policy, job, where, setting.knobs), barrier),
+        )
+        for setting in make_settings([job], [where], policies, sizes)
+    ]
+
+
+def _with_barrier(policy: Policy, barrier: bool | None) -> Policy:
+    if barrier is None:
+        return policy
+    if policy.preemptive:
+        raise InputError("the optimum knows no barrier; leave that out")
+    return msgspec.structs.replace(policy, barrier=barrier)
 
 
 def find_job(name: str | Path, *, accelerator: str | None = None, batch: int | None = None) -> Job:
@@ -98,6 +132,7 @@ def choose_knobs(
     fusion: str | int | None = None,
 ) -> Knobs:
     """Read what was given; what was left open is the policy's own choice."""
+    plugins.look_for(policy)
     given = [None if size is None else parse_bytes(size) for size in (partition, credit, fusion)]
     return _choose_knobs(policy, *given)
 

@@ -1,66 +1,50 @@
 """``bytelane compare``: every policy on the same job, side by side."""
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from bytelane.cli.options import (
-    Accelerator,
-    Bandwidth,
-    Batch,
-    JobFile,
-    Json,
-    Latency,
-    Overhead,
-    Separate,
-    Servers,
-    Slow,
-    Sync,
-    Workers,
-)
-from bytelane.cli.output import print_json, print_table
+import typer
+
+from bytelane.cli.options import ClusterOptions, JobOptions, Json, flatten_options
+from bytelane.cli.output import count, print_json, print_table
+
+if TYPE_CHECKING:
+    from bytelane.sim import Simulation
 
 
+@flatten_options
 def compare(
-    job: JobFile,
-    workers: Workers = 2,
-    bandwidth: Bandwidth = "10Gbit",
-    overhead: Overhead = "0us",
-    latency: Latency = "0us",
-    sync: Sync = "allreduce",
-    servers: Servers = None,
-    separate: Separate = False,
-    slow: Slow = 1.0,
-    accelerator: Accelerator = None,
-    batch: Batch = None,
+    job: JobOptions,
+    cluster: ClusterOptions,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw a bar chart, .svg or .png.", metavar="FILE")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show all policies side by side: the gain over fifo, and the distance from the optimum.
 
     Each policy has its own usual knobs. Example: bytelane compare vgg16 --bandwidth 25Gbit
     """
-    from bytelane.api import find_job, make_cluster
-    from bytelane.core import make_policy, policies_for
-    from bytelane.sim import simulate
+    from bytelane.api import simulate_each
+    from bytelane.core import policies_for
+    from bytelane.plugins import load_policies
+    from bytelane.report import draw_bars, require_picture
 
-    what = find_job(job, accelerator=accelerator, batch=batch)
-    where = make_cluster(
-        workers=workers,
-        bandwidth=bandwidth,
-        overhead=overhead,
-        latency=latency,
-        sync=sync,
-        servers=servers,
-        separate=separate,
-        slow=slow,
-    )
-    found = {
-        name: simulate(what, where, make_policy(name, what, where)).iteration_s
-        for name in policies_for(where.sync)
-    }
-    rows = [_row(name, seconds, found) for name, seconds in found.items()]
+    if plot is not None:
+        require_picture(plot)
+    what, where = job.find(), cluster.make()
+    load_policies()
+    names = policies_for(where.sync)
+    simulations = simulate_each(what, names, **cluster._asdict())
+    found = dict(zip(names, simulations, strict=True))
+    if plot is not None:
+        draw_bars(found, plot)
+    rows = [_row(name, found) for name in names]
     if as_json:
-        print_json({"job": what.name, "sync": where.sync, "workers": workers, "policies": rows})
+        place = {"job": what.name, "sync": where.sync, "workers": where.workers}
+        print_json(place | {"policies": rows})
         return
-    print(f"{what.name} on {workers} workers, {where.link}\n")
+    print(f"{what.name} on {count(where.workers, 'worker')}, {where.link}\n")
     print_table(
         ("policy", "iteration", "over fifo", "above the optimum"),
         [
@@ -75,10 +59,13 @@ def compare(
     )
 
 
-def _row(name: str, seconds: float, found: dict[str, float]) -> dict[str, Any]:
+def _row(name: str, found: "dict[str, Simulation]") -> dict[str, Any]:
+    from bytelane.report.bars import gain_percent
+
+    seconds = found[name].iteration_s
     return {
         "policy": name,
         "iteration_ms": seconds * 1000,
-        "gain_over_fifo_percent": 100 * (found["fifo"] / seconds - 1),
-        "above_optimum_percent": max(0.0, 100 * (seconds / found["optimal"] - 1)),
+        "gain_over_fifo_percent": 0.0 + gain_percent(found["fifo"].iteration_s, seconds),
+        "above_optimum_percent": max(0.0, gain_percent(seconds, found["optimal"].iteration_s)),
     }

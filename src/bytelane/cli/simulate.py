@@ -5,24 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bytelane.cli.options import (
-    Accelerator,
-    Bandwidth,
-    Batch,
-    Credit,
-    Fusion,
-    JobFile,
-    Json,
-    Latency,
-    Overhead,
-    Partition,
-    Policy,
-    Separate,
-    Servers,
-    Slow,
-    Sync,
-    Workers,
+from bytelane.cli.accounts import (
+    accounts_as_json,
+    idle_in_words,
+    layer_table,
+    print_accounts,
+    print_layers,
+    slack_as_json,
+    tensor_table,
 )
+from bytelane.cli.options import ClusterOptions, JobOptions, Json, PolicyOptions, flatten_options
 from bytelane.cli.output import count, print_json
 
 if TYPE_CHECKING:
@@ -30,34 +22,18 @@ if TYPE_CHECKING:
     from bytelane.sim import Simulation
 
 
+@flatten_options
 def simulate(
-    job: JobFile,
-    workers: Workers = 2,
-    bandwidth: Bandwidth = "10Gbit",
-    policy: Policy = "bytescheduler",
-    partition: Partition = None,
-    credit: Credit = None,
-    fusion: Fusion = None,
-    barrier: Annotated[
-        bool | None,
-        typer.Option(
-            "--barrier/--no-barrier",
-            help="Forward waits for all tensors, or each layer for its own. "
-            "[default: the policy's]",
-        ),
-    ] = None,
-    overhead: Overhead = "0us",
-    latency: Latency = "0us",
-    sync: Sync = "allreduce",
-    servers: Servers = None,
-    separate: Separate = False,
-    slow: Slow = 1.0,
-    accelerator: Accelerator = None,
-    batch: Batch = None,
+    job: JobOptions,
+    cluster: ClusterOptions,
+    policy: PolicyOptions,
     jitter: Annotated[
         float, typer.Option(help="Each step's time varies by exp(JITTER x normal).")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the jitter.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the jitter.", show_default="0")] = None,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Show every layer: when its tensors are needed.")
+    ] = False,
     trace: Annotated[
         Path | None,
         typer.Option(help="Write the last iterations for Perfetto.", metavar="FILE"),
@@ -69,33 +45,27 @@ def simulate(
     Example: bytelane simulate resnet50 --workers 4 --bandwidth 10Gbit
     """
     from bytelane import api
+    from bytelane.sim.slack import layer_slack
     from bytelane.trace import save_chrome
 
     found = api.simulate(
-        api.find_job(job, accelerator=accelerator, batch=batch),
-        policy=policy,
-        partition=partition,
-        credit=credit,
-        fusion=fusion,
-        barrier=barrier,
-        jitter=jitter,
-        seed=seed,
-        workers=workers,
-        bandwidth=bandwidth,
-        overhead=overhead,
-        latency=latency,
-        sync=sync,
-        servers=servers,
-        separate=separate,
-        slow=slow,
+        job.find(), **policy._asdict(), **cluster._asdict(), jitter=jitter, seed=seed
     )
+    # The optimum is no schedule: it has no slack, and says so to whoever asks for layers.
+    slack = layer_slack(found) if found.log or layers else None
     if trace:
         save_chrome([found.trace], trace)
     if as_json:
-        values = summary(found, api.choose_knobs(policy, partition, credit, fusion))
-        print_json(values | {"jitter": jitter, "seed": seed})
+        values = summary(found, policy.knobs()) | {"jitter": jitter, "seed": seed or 0}
+        values |= accounts_as_json(found) | slack_as_json(found, slack)
+        if layers:
+            values |= {"layer_table": layer_table(found), "tensor_table": tensor_table(found)}
+        print_json(values)
     else:
         _print_text(found)
+        print_accounts(found, slack)
+        if layers:
+            print_layers(layer_table(found))
 
 
 def summary(found: "Simulation", knobs: "Knobs") -> dict[str, Any]:
@@ -142,7 +112,8 @@ def _print_text(found: "Simulation") -> None:
     print(f"by {found.policy}: {pieces}\n")
     spread = f"   (+- {format_seconds(found.spread_s)})" if found.spread_s else ""
     print(f"  iteration      {format_seconds(found.iteration_s):>10}{spread}")
-    print(f"  compute        {format_seconds(found.compute_s):>10}")
-    print(f"  communication  {format_seconds(found.communication_s):>10}")
+    computing, link = idle_in_words(found)
+    print(f"  compute        {format_seconds(found.compute_s):>10}   ({computing})")
+    print(f"  communication  {format_seconds(found.communication_s):>10}   (the link is {link})")
     print(f"  bound          {format_seconds(found.bound_s):>10}   ({over:.1%} above it)")
     print(f"  optimum        {format_seconds(found.optimal_s):>10}")

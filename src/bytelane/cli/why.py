@@ -3,22 +3,11 @@
 from typing import TYPE_CHECKING
 
 from bytelane.cli.options import (
-    Accelerator,
-    Bandwidth,
-    Batch,
-    Credit,
-    Fusion,
-    JobFile,
+    ClusterOptions,
+    JobOptions,
     Json,
-    Latency,
-    Overhead,
-    Partition,
-    Policy,
-    Separate,
-    Servers,
-    Slow,
-    Sync,
-    Workers,
+    PolicyOptions,
+    flatten_options,
 )
 from bytelane.cli.output import print_json, print_table
 
@@ -27,23 +16,9 @@ if TYPE_CHECKING:
     from bytelane.sim.critical_path import Cause
 
 
+@flatten_options
 def why(
-    job: JobFile,
-    workers: Workers = 2,
-    bandwidth: Bandwidth = "10Gbit",
-    policy: Policy = "bytescheduler",
-    partition: Partition = None,
-    credit: Credit = None,
-    fusion: Fusion = None,
-    overhead: Overhead = "0us",
-    latency: Latency = "0us",
-    sync: Sync = "allreduce",
-    servers: Servers = None,
-    separate: Separate = False,
-    slow: Slow = 1.0,
-    accelerator: Accelerator = None,
-    batch: Batch = None,
-    as_json: Json = False,
+    job: JobOptions, cluster: ClusterOptions, policy: PolicyOptions, as_json: Json = False
 ) -> None:
     """Explain an iteration: walk back from its end to what each moment had to wait for.
 
@@ -52,21 +27,7 @@ def why(
     from bytelane import api
     from bytelane.sim.critical_path import critical_path, explain
 
-    found = api.simulate(
-        api.find_job(job, accelerator=accelerator, batch=batch),
-        policy=policy,
-        partition=partition,
-        credit=credit,
-        fusion=fusion,
-        workers=workers,
-        bandwidth=bandwidth,
-        overhead=overhead,
-        latency=latency,
-        sync=sync,
-        servers=servers,
-        separate=separate,
-        slow=slow,
-    )
+    found = api.simulate(job.find(), **policy._asdict(), **cluster._asdict())
     path = critical_path(found)
     if as_json:
         _print_json(found, path)
@@ -75,10 +36,10 @@ def why(
 
 
 def _busy_percent(found: "Simulation") -> tuple[float, float]:
-    return (
-        100 * found.compute_s / found.iteration_s,
-        100 * found.communication_s / found.iteration_s,
-    )
+    from bytelane.sim.accounts import accounts
+
+    used = accounts(found)
+    return 100 * used.compute.busy_share, 100 * used.up.busy_share
 
 
 def _print_json(found: "Simulation", path: "list[Cause]") -> None:

@@ -1,5 +1,8 @@
 """Numbers that people would rather see."""
 
+from bytelane.report.bars import draw_bars
 from bytelane.report.overlay import draw_overlay
+from bytelane.report.style import require_picture
+from bytelane.report.timeline import draw_timeline
 
-__all__ = ["draw_overlay"]
+__all__ = ["draw_bars", "draw_overlay", "draw_timeline", "require_picture"]

@@ -4,21 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from bytelane.errors import MissingExtra
+from bytelane.report.style import COLOURS, new_figure, save_figure
 from bytelane.trace import Span, Trace, spread
 from bytelane.units import format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-# Readable for colour-blind people, and in grey: forward is light, backward dark.
-COLOURS = {
-    "forward": "#8ecae6",
-    "backward": "#1d6996",
-    "update": "#edad08",
-    "outside": "#cccccc",
-    "transfer": "#cc503e",
-}
 
 
 class Pair(NamedTuple):
@@ -33,13 +24,7 @@ class Pair(NamedTuple):
 
 def draw_overlay(pairs: Sequence[Pair], path: str | Path) -> None:
     """Write one picture: a panel a run, in it four rows (predicted and real; compute and link)."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtra(
-            "pictures need matplotlib; install it with: pip install 'bytelane[plot]'"
-        ) from None
-    figure = Figure(figsize=(11, 0.6 + 2.6 * len(pairs)), layout="constrained")
+    figure = new_figure(11, 0.6 + 2.6 * len(pairs))
     panels = figure.subplots(len(pairs), 1, sharex=True, squeeze=False)[:, 0]
     for axes, pair in zip(panels, pairs, strict=True):
         _draw_panel(axes, pair)
@@ -49,7 +34,7 @@ def draw_overlay(pairs: Sequence[Pair], path: str | Path) -> None:
     kinds = {s.kind for p in pairs for t in (p.predicted, p.real) for s in t.spans}
     handles = [Patch(color=c, label=kind) for kind, c in COLOURS.items() if kind in kinds]
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), frameon=False)
-    figure.savefig(path, dpi=130)
+    save_figure(figure, path)
 
 
 def _draw_panel(axes: "Axes", pair: Pair) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 from bytelane.core import label
 from bytelane.errors import InputError
 from bytelane.sim.engine import Simulation
-from bytelane.sim.kernel import Log
-from bytelane.sim.story import step_names
+from bytelane.sim.layout import Moments
+from bytelane.sim.story import steps
 
 
 class Cause(NamedTuple):
@@ -78,11 +78,11 @@ def _join(causes: list[Cause]) -> Cause:
 class _Walk:
     """The log, indexed by the moments at which things end."""
 
-    def __init__(self, found: Simulation, log: Log) -> None:
+    def __init__(self, found: Simulation, log: Moments) -> None:
         self._steps: dict[float, list[Cause]] = defaultdict(list)
         self._sent: dict[float, _Transfer] = {}
         self._known: dict[float, _Transfer] = {}
-        names = list(step_names(found.job))
+        names = [(kind, name) for kind, name, _ in steps(found.job)]
         for row, worker, step in np.argwhere(log.step_end > log.step_start).tolist():
             start, end = log.step_start[row, worker, step], log.step_end[row, worker, step]
             self._steps[float(end)].append(Cause(*names[step], float(start), float(end), worker))
@@ -129,7 +129,7 @@ class _Walk:
 _Found = Cause | tuple[_Transfer, float] | None
 
 
-def _transfers(found: Simulation, log: Log) -> Iterator[_Transfer]:
+def _transfers(found: Simulation, log: Moments) -> Iterator[_Transfer]:
     names = [tensor.name for tensor in found.job.tensors]
     sizes = [tensor.bytes for tensor in found.job.tensors]
     labels = [label(parts, names, sizes) for parts in found.pieces.sub_tasks()]

@@ -34,8 +34,10 @@ Run = Callable[[State, Work, Now, Log], None]
 Engine = Literal["auto", "compiled", "interpreted"]
 
 # When a backward pass starts, all tensors have arrived and the link is idle, so every iteration
-# but the first takes the same time. Workers that differ may need longer until they are in step.
+# but the first takes the same time.
 ITERATIONS = 4
+# Workers that differ need longer until they are in step.
+ITERATIONS_UNTIL_IN_STEP = 16
 # The trace shows two of them and what was still on the link when the first began.
 KEPT = 3
 # Loading compiled code costs as much as interpreting this many steps and operations (0.5 s).
@@ -129,7 +131,9 @@ def simulate(
     step_s = step_durations_s(job, cluster, workers, jitter)
     state = _state(job, cluster, schedule, workers)
     work, ticks_per_s = lay_out(job, cluster, schedule, state, step_s)
-    iterations = ITERATIONS if jitter is None else ITERATIONS_WITH_JITTER
+    iterations = ITERATIONS if workers == 1 else ITERATIONS_UNTIL_IN_STEP
+    if jitter is not None:
+        iterations = ITERATIONS_WITH_JITTER
     log = make_log(work, iterations, KEPT)
     size = workers * (step_s.shape[2] + state.size.size) * iterations // ITERATIONS
     _runner(engine, size)(state, work, make_now(job, work, workers), log)

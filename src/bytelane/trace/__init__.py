@@ -1,6 +1,7 @@
-"""What happened, from either engine: spans, and the files that show them."""
+"""What happened, from either engine: spans, who led to whom, and the files that show them."""
 
 from bytelane.trace.chrome import save_chrome, spread
+from bytelane.trace.flow import flows
 from bytelane.trace.span import Kind, Span, Trace
 
-__all__ = ["Kind", "Span", "Trace", "save_chrome", "spread"]
+__all__ = ["Kind", "Span", "Trace", "flows", "save_chrome", "spread"]

@@ -1,25 +1,35 @@
 """Traces as Chrome trace JSON, which Perfetto and chrome://tracing open.
 
 Each trace is a process, each track a thread. Transfers overlap while several are in flight, so they
-are spread over as many tracks as are needed.
+are spread over as many tracks as are needed. Arrows lead from the backward pass that completed a
+gradient through its transfers to its first use, and a counter shows the bytes in flight.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from bytelane.trace.flow import flows
 from bytelane.trace.span import Span, Trace
 
 COMPUTE_TRACK = 0
+
+Event = dict[str, Any]
 
 
 def save_chrome(traces: Sequence[Trace], path: str | Path) -> None:
     """Write several traces into one file, one under the other."""
     # Perfetto drops what begins before zero, as an update before the first forward pass does.
     zero = min((span.start_s for trace in traces for span in trace.spans), default=0.0)
-    events = [e for pid, trace in enumerate(traces) for e in _events(trace, pid, min(zero, 0.0))]
+    flow_ids = count(1)  # of the whole file: a viewer joins what has the same number
+    events = [
+        event
+        for pid, trace in enumerate(traces)
+        for event in _events(trace, pid, min(zero, 0.0), flow_ids)
+    ]
     document = {"traceEvents": events, "displayTimeUnit": "ms"}
     Path(path).write_bytes(msgspec.json.encode(document))
 
@@ -36,21 +46,26 @@ def spread(spans: Sequence[Span]) -> list[tuple[int, Span]]:
     return placed
 
 
-def _events(trace: Trace, pid: int, zero: float) -> list[dict[str, Any]]:
-    transfers = spread([span for span in trace.spans if span.kind == "transfer"])
-    computing = [(COMPUTE_TRACK, span) for span in trace.spans if span.kind != "transfer"]
-    tracks = {COMPUTE_TRACK: "compute"} | {t + 1: f"transfer {t + 1}" for t, _ in transfers}
-    names = [_name("process_name", trace.source, pid, 0)]
-    names += [_name("thread_name", name, pid, track) for track, name in sorted(tracks.items())]
-    placed = computing + [(track + 1, span) for track, span in transfers]
-    return names + [_complete(span, pid, track, zero) for track, span in placed]
+def _events(trace: Trace, pid: int, zero: float, flow_ids: Iterator[int]) -> Iterator[Event]:
+    transfers = [span for span in trace.spans if span.kind == "transfer"]
+    placed = [(COMPUTE_TRACK, span) for span in trace.spans if span.kind != "transfer"]
+    placed += [(track + 1, span) for track, span in spread(transfers)]
+    tracks = {COMPUTE_TRACK, *(track for track, _ in placed)}
+    yield _name("process_name", trace.source, pid, 0)
+    for track in sorted(tracks):
+        name = f"transfer {track}" if track != COMPUTE_TRACK else "compute"
+        yield _name("thread_name", name, pid, track)
+    for track, span in placed:
+        yield _complete(span, pid, track, zero)
+    yield from _in_flight(transfers, pid, zero)
+    yield from _arrows(trace, {id(span): track for track, span in placed}, pid, zero, flow_ids)
 
 
-def _name(what: str, name: str, pid: int, tid: int) -> dict[str, Any]:
+def _name(what: str, name: str, pid: int, tid: int) -> Event:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _complete(span: Span, pid: int, tid: int, zero: float) -> dict[str, Any]:
+def _complete(span: Span, pid: int, tid: int, zero: float) -> Event:
     args: dict[str, Any] = {"iteration": span.iteration}
     if span.kind == "transfer":
         args["bytes"] = span.bytes
@@ -64,3 +79,39 @@ def _complete(span: Span, pid: int, tid: int, zero: float) -> dict[str, Any]:
         "dur": span.seconds * 1e6,
         "args": args,
     }
+
+
+def _in_flight(transfers: Sequence[Span], pid: int, zero: float) -> Iterator[Event]:
+    changes: dict[float, int] = {}
+    for span in transfers:
+        for moment, change in ((span.start_s, span.bytes), (span.end_s, -span.bytes)):
+            changes[moment] = changes.get(moment, 0) + change
+    flying = 0
+    for moment, change in sorted(changes.items()):
+        flying += change
+        yield {
+            "ph": "C",
+            "name": "in flight",
+            "pid": pid,
+            "ts": (moment - zero) * 1e6,
+            "args": {"bytes": flying},
+        }
+
+
+def _arrows(
+    trace: Trace, tracks: dict[int, int], pid: int, zero: float, flow_ids: Iterator[int]
+) -> Iterator[Event]:
+    for flow, number in zip(flows(trace), flow_ids, strict=False):
+        for place, span in enumerate(flow):
+            phase = "s" if place == 0 else "f" if place == len(flow) - 1 else "t"
+            yield {
+                "ph": phase,
+                "bp": "e",  # it belongs to the slice around it, not to the next one
+                "id": number,
+                "name": "gradient",
+                "cat": "flow",
+                "pid": pid,
+                "tid": tracks[id(span)],
+                # The middle, where no other slice begins or ends.
+                "ts": (span.start_s + span.seconds / 2 - zero) * 1e6,
+            }

@@ -17,6 +17,11 @@ class Span(msgspec.Struct, frozen=True):
     iteration: int
     bytes: int = 0
     """Transfers only."""
+    layers: tuple[int, ...] = ()
+    """What it computes; for a transfer, the layers that use its tensors first. In one trace a
+    number always means the same layer."""
+    operation: int = -1
+    """Transfers only: a push and the pull of the same pieces are stages of one operation."""
 
     @property
     def seconds(self) -> float:

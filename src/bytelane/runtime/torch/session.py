@@ -307,8 +307,9 @@ class Session:
     def _close_iteration(self) -> None:
         if self._iteration_open and not self._taken and not self._owed:
             self._iteration_open = False
-            transfers = self._engine.transfers
-            self.watch.add_transfers(transfers, self.plan, self.names, self._opened_in)
+            self.watch.add_transfers(
+                self._engine.transfers, self.plan, self.names, self._owners, self._opened_in
+            )
 
     # --- plans ---------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ class Stopwatch:
         self._clock = clock
         self._spans: list[Span] = []
         self._starts: dict[int, float] = {}
+        self._numbers: dict[str, int] = {}
         self._doing: tuple[Kind, str] | None = None
         self._since = 0.0
         self.iteration = 0
@@ -48,14 +49,23 @@ class Stopwatch:
         if self._doing is not None:
             began_as, whose = self._doing
             self._doing = None
-            span = Span(kind or began_as, name or whose, self._since, self._clock(), self.iteration)
-            self._spans.append(span)
+            now, what, layer = self._clock(), kind or began_as, name or whose
+            number = self._number(layer)
+            self._spans.append(
+                Span(what, layer, self._since, now, self.iteration, layers=(number,))
+            )
 
     def add_transfers(
-        self, transfers: Sequence[Transfer], plan: Plan, names: Sequence[str], iteration: int
+        self,
+        transfers: Sequence[Transfer],
+        plan: Plan,
+        names: Sequence[str],
+        owners: Sequence[Sequence[str]],
+        iteration: int,
     ) -> None:
         for transfer in transfers:
             operation = plan.operations[transfer.operation]
+            layers = {self._number(owners[part.tensor][0]) for part in operation.parts}
             self._spans.append(
                 Span(
                     "transfer",
@@ -64,8 +74,13 @@ class Stopwatch:
                     transfer.finished_at,
                     iteration,
                     operation.bytes,
+                    tuple(sorted(layers)),
+                    transfer.operation,
                 )
             )
+
+    def _number(self, layer: str) -> int:
+        return self._numbers.setdefault(layer, len(self._numbers))
 
     def trace(self, source: str) -> Trace:
         spans = tuple(sorted(self._spans, key=lambda span: span.start_s))

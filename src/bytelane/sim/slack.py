@@ -1,0 +1,83 @@
+"""The network slack: how much time a tensor has, and how much of it is left.
+
+A tensor's life, on one worker, goes from the backward pass of one iteration into the next forward
+pass::
+
+    ready ───────── on the link ─────────▶ arrived ──── slack ────▶ used
+    ready ──────────── budget ───────────────▶ needed ── waiting ──▶ used
+
+*Needed* is when everything before its first use has been computed, and *used* is when that use
+begins: at the same moment, unless computing had to wait in between. With a barrier nothing is
+computed before all tensors are there, so all of them are needed when the forward pass could begin.
+
+The *budget*, from ready to needed, is what the literature calls the network slack that a layer
+has: a transfer may take that long and nobody waits for it. The *slack*, from arrived to used, is
+what was left of it: the tensor could have come that much later at no cost. It is zero exactly for
+those tensors that computing waited for, or that came at the last moment.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from bytelane.core.kernel import Ints
+from bytelane.sim.engine import Simulation
+from bytelane.sim.layout import Floats
+from bytelane.sim.steady import Steady, steady
+
+
+class Slack(NamedTuple):
+    """Columns with a row a tensor or a layer; seconds since the forward pass began."""
+
+    layer: Ints
+    """The layer that uses it first."""
+    ready_s: Floats
+    arrived_s: Floats
+    needed_s: Floats
+    used_s: Floats
+
+    @property
+    def budget_s(self) -> Floats:
+        return self.needed_s - self.ready_s
+
+    @property
+    def slack_s(self) -> Floats:
+        return self.used_s - self.arrived_s
+
+    @property
+    def waiting_s(self) -> Floats:
+        """How long computing stood still before that use, for whatever reason."""
+        return self.used_s - self.needed_s
+
+
+def tensor_slack(found: Simulation, worker: int = 0) -> Slack:
+    """Return the life of every tensor, in the job's order."""
+    one, layers = steady(found, worker), len(found.job.layers)
+    layer = found.job.columns.needed_by
+    ready = one.step_end[3 * layers - 1 - found.job.columns.complete_after]
+    # What ends before the update of each layer: all of the iteration before, or a forward.
+    before = np.concatenate([one.step_end[-1:], one.next_end[1 : 2 * layers - 1 : 2]])
+    opens = np.zeros_like(layer) if found.schedule.barrier else layer
+    return Slack(
+        layer, ready, _arrived(found, one, ready), before[opens], one.next_start[2 * opens]
+    )
+
+
+def layer_slack(found: Simulation, worker: int = 0) -> Slack:
+    """Return the same for every layer that uses a tensor first: its tensors taken together."""
+    tensors = tensor_slack(found, worker)
+    layer, row = np.unique(tensors.layer, return_index=True)
+    arrived = np.full(len(found.job.layers), -np.inf)
+    np.maximum.at(arrived, tensors.layer, tensors.arrived_s)
+    # All tensors of a layer are ready, needed and used together.
+    ready, needed, used = tensors.ready_s[row], tensors.needed_s[row], tensors.used_s[row]
+    return Slack(layer, ready, arrived[layer], needed, used)
+
+
+def _arrived(found: Simulation, one: Steady, ready: Floats) -> Floats:
+    """A tensor has arrived when the last operation that carries some of it is known to be over."""
+    if not found.cluster.wire_factor:
+        return ready
+    arrived = np.full(ready.size, -np.inf)
+    np.maximum.at(arrived, found.pieces.tensor, one.known[-1, found.pieces.operation])
+    return arrived
