@@ -1,0 +1,43 @@
+"""Policies of other packages, found by the entry point group ``bytelane.policies``.
+
+A package names in its ``pyproject.toml`` the module that registers them::
+
+    [project.entry-points."bytelane.policies"]
+    mine = "my_package.policies"
+
+They are imported when a name is asked for that nobody has registered, or when all are listed:
+somebody else's code does not run before it is wanted.
+"""
+
+import sys
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
+from bytelane.core import policy_names
+
+GROUP = "bytelane.policies"
+
+
+def look_for(policy: str) -> None:
+    """Load the policies of other packages if this one is not known yet."""
+    if policy not in policy_names():
+        load_policies()
+
+
+@cache
+def load_policies() -> None:
+    """Import every module that registers policies, once; say which ones cannot be."""
+    for point in entry_points(group=GROUP):
+        _load(point)
+
+
+def _load(point: EntryPoint) -> None:
+    try:
+        point.load()
+    except Exception as error:  # whatever somebody else's code may raise: ours still works
+        package = point.dist.name if point.dist else "a package"
+        print(
+            f"bytelane: the policies of {package} ({point.value}) cannot be used: "
+            f"{type(error).__name__}: {error}",
+            file=sys.stderr,
+        )

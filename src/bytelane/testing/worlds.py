@@ -1,0 +1,168 @@
+"""Where a policy is tried: a job, a cluster, and knobs; first the odd ones, then random ones.
+
+Times are multiples of 1/8 s, rates and worker counts powers of two. So sums are exact, and what
+ought to happen at the same instant does. Uneven worlds are for comparing bits.
+"""
+
+from collections.abc import Iterator
+from itertools import cycle
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from bytelane.cluster import Cluster, Link, Sync
+from bytelane.core import Knobs, choose_knobs, policy_entry
+from bytelane.core.policy import Entry
+from bytelane.job import Job, Layer, Tensor
+
+# Which field of Knobs is turned by a policy that has set which field of its entry.
+DECLARED_BY = {
+    "partition_bytes": "partition_bytes",
+    "credit_bytes": "parts_in_flight",
+    "fusion_bytes": "fusion_bytes",
+}
+
+
+class World(NamedTuple):
+    """One situation."""
+
+    job: Job
+    cluster: Cluster
+    knobs: Knobs | None = None
+    """None: the policy's own."""
+    seed: int = 0
+    """Decides in which order things become ready and finish, where that is open."""
+
+    def __str__(self) -> str:
+        job, cluster = self.job, self.cluster
+        knobs = "its own knobs" if self.knobs is None else str(self.knobs)
+        return (
+            f"job {job.name!r} ({len(job.layers)} layers, {len(job.tensors)} tensors), "
+            f"{cluster.sync} with {cluster.workers} workers, {knobs}"
+        )
+
+
+def declared_knobs(entry: Entry) -> list[str]:
+    """Return the fields of Knobs that a policy says it uses."""
+    return [knob for knob, field in DECLARED_BY.items() if getattr(entry, field) is not None]
+
+
+def odd_worlds(policy: str, *ways: Sync) -> Iterator[World]:
+    """Yield every odd job on some cluster, and every kind of cluster with some job."""
+    declared = declared_knobs(policy_entry(policy))
+    turned = choose_knobs(policy, **dict.fromkeys(declared, 8)) if declared else None
+    for sync in ways:
+        clusters = _odd_clusters(sync)
+        jobs = _odd_jobs()
+        pairs = zip(range(max(len(jobs), len(clusters))), cycle(jobs), cycle(clusters))
+        for seed, job, cluster in pairs:
+            yield World(job, cluster, None, seed)
+            if turned is not None:
+                yield World(job, cluster, turned, seed)
+
+
+def deep_job(layers: int = 1200) -> Job:
+    """Return a job deeper than Python's stack."""
+    return _job("deep", [(8, (i,)) for i in range(layers)], layers)
+
+
+def wide_job() -> Job:
+    """Return a job with a tensor of every order of magnitude, so that any knob finds its size."""
+    return _job("wide", [(2**i, (i // 2,)) for i in range(30)], 15)
+
+
+def _job(name: str, shapes: list[tuple[int, tuple[int, ...]]], layers: int = 3) -> Job:
+    tensors = tuple(Tensor(f"t{i}", size, used) for i, (size, used) in enumerate(shapes))
+    return Job(name, tuple(Layer(f"l{i}", 0.5, 1.0, 0.125) for i in range(layers)), tensors, 0.25)
+
+
+def _odd_jobs() -> list[Job]:
+    at_once = tuple(Layer(f"l{i}", 0.0, 0.0) for i in range(2))
+    branches = tuple(Layer(f"l{i}", 1.0, 1.0, after=(0,) if i else ()) for i in range(4))
+    return [
+        _job("no tensors", []),
+        _job("one byte", [(1, (0,))], layers=1),
+        _job("one tensor", [(24, (2,))]),
+        _job("no parameters but in the middle", [(9, (1,)), (9, (1,))]),
+        _job("many tensors a layer", [(size, (0,)) for size in (5, 24, 1, 5)], layers=1),
+        _job("a tensor a layer", [(16, (0,)), (16, (1,)), (24, (2,))]),
+        _job("from large to small", [(24, (0,)), (8, (1,)), (1, (2,))]),
+        _job("tied weights", [(20, (0, 2)), (7, (1,)), (3, (2,))]),
+        _job("needed and ready in neither order", [(4, (2,)), (8, (0, 1)), (2, (1,)), (6, (0,))]),
+        Job("computing takes no time", at_once, (Tensor("a", 8, (0,)), Tensor("b", 8, (1,)))),
+        Job("branches", branches, tuple(Tensor(f"t{i}", 8 - i, (i,)) for i in range(4))),
+    ]
+
+
+def _odd_clusters(sync: Sync) -> list[Cluster]:
+    link = Link(8.0, 0.125, 0.25)
+    if sync == "allreduce":
+        return [
+            Cluster(2, link),
+            Cluster(1, link),
+            Cluster(8, Link(8.0)),
+            Cluster(2, link, compute_factors=(1.0, 1.5)),
+        ]
+    return [
+        Cluster(2, link, servers=2),
+        Cluster(1, link, servers=1),
+        Cluster(4, link, servers=2, colocated=False),
+        Cluster(2, Link(8.0), servers=4, colocated=False),
+        Cluster(2, link, servers=2, compute_factors=(1.0, 1.5)),
+    ]
+
+
+eighths = st.integers(0, 24).map(lambda n: n / 8)
+overheads = st.integers(0, 8).map(lambda n: n / 8)
+uneven = st.floats(0, 3, allow_subnormal=False)
+
+
+@st.composite
+def worlds(draw: st.DrawFn, policy: str, *ways: Sync, exact: bool = True) -> World:
+    """Draw a world in which this policy has a meaning, with its own knobs or others."""
+    seconds = eighths if exact else uneven
+    declared = declared_knobs(policy_entry(policy))
+    turned = {knob: draw(st.integers(1, 48)) for knob in declared}
+    own = not turned or draw(st.booleans())
+    return World(
+        job=draw(_jobs(seconds)),
+        cluster=draw(_clusters(draw(st.sampled_from(ways)))),
+        knobs=None if own else choose_knobs(policy, **turned),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@st.composite
+def _jobs(draw: st.DrawFn, seconds: st.SearchStrategy[float]) -> Job:
+    """Draw anything a job may be: tied tensors, several a layer or none, branches."""
+    count = draw(st.integers(1, 6))
+    layers = tuple(
+        Layer(f"l{i}", draw(seconds), draw(seconds), draw(seconds), draw(_inputs(i)))
+        for i in range(count)
+    )
+    places = st.lists(st.integers(0, count - 1), min_size=1, max_size=3, unique=True)
+    shapes = draw(st.lists(st.tuples(st.integers(1, 24), places), max_size=7))
+    tensors = tuple(
+        Tensor(f"t{i}", size, tuple(sorted(used))) for i, (size, used) in enumerate(shapes)
+    )
+    return Job("random", layers, tensors, draw(seconds))
+
+
+def _inputs(layer: int) -> st.SearchStrategy[tuple[int, ...] | None]:
+    if layer == 0:
+        return st.none()
+    return st.none() | st.sets(st.integers(0, layer - 1), max_size=2).map(
+        lambda s: tuple(sorted(s))
+    )
+
+
+@st.composite
+def _clusters(draw: st.DrawFn, sync: Sync) -> Cluster:
+    link = Link(draw(st.sampled_from([4.0, 32.0])), draw(overheads), draw(overheads))
+    workers = draw(st.sampled_from([1, 2, 4]))
+    factors = draw(st.sampled_from([(), (1.0,) * (workers - 1) + (1.5,)]))
+    if sync == "allreduce":
+        return Cluster(workers, link, compute_factors=factors)
+    separate = draw(st.booleans())
+    servers = draw(st.sampled_from([1, 2, 4])) if separate else workers
+    return Cluster(workers, link, servers, not separate, factors)
