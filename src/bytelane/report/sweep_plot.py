@@ -83,36 +83,38 @@ def draw_sweep(answers: Sequence[Answer], path: str | Path) -> None:
 def sweep_figure(answers: Sequence[Answer]) -> "Figure":
     """Draw that picture without writing it."""
     settings = [answer.setting for answer in answers]
-    layout, title = make_layout(settings), common_ground(settings)
+    layout, title = make_layout(settings), [common_ground(settings)]
     if layout.lines and len(layout.labels(settings)) > MOST_LINES:
         layout = layout._replace(lines=[])
-        title += "\neach policy with the best of its knobs at every point"
+        title.append("each policy with the best of its knobs at every point")
     panels: dict[str, list[Answer]] = {}
     for answer in answers:
         panels.setdefault(layout.panel(answer.setting), []).append(answer)
     columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
     rows = -(-len(panels) // columns)
-    width = 3 + 4 * columns
-    figure = new_figure(width, 1.5 + 3.4 * rows)
-    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for unused in grid[len(panels) :]:
-        unused.remove()
+    figure = new_figure(3 + 4 * columns, 1.5 + 3.4 * rows)
     xs, labels = _values(layout.x, settings), layout.labels(settings)
-    for axes, (name, found) in zip(grid, panels.items(), strict=False):
+    for place, (name, found) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(rows, columns, place)
         _draw_lines(axes, _lines(found, layout, xs), labels)
         _scale(axes, layout.x, xs)
         axes.set_title(name, fontsize=9)
-    shown = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
+    _add_words(figure, title, labels)
+    return figure
+
+
+def _add_words(figure: "Figure", title: Sequence[str], labels: Sequence[str]) -> None:
+    width = int(figure.get_figwidth())
+    lines = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
     figure.legend(
-        handles=[shown[label] for label in (*labels, OPTIMUM)],
+        handles=[lines[label] for label in (*labels, OPTIMUM)],
         loc="outside lower center",
         ncols=width // 3,
         frameon=False,
         fontsize=9,
     )
-    title = "\n".join(chain.from_iterable(wrap(line, 10 * width) for line in title.splitlines()))
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    return figure
+    wrapped = chain.from_iterable(wrap(sentence, 10 * width) for sentence in title)
+    figure.suptitle("\n".join(wrapped), x=0.01, ha="left", fontsize=11, fontweight="bold")
 
 
 def _values(axis: Axis, settings: Sequence[Setting]) -> list[float]:

@@ -1,0 +1,199 @@
+"""``bytelane sweep``: many what-ifs at once."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bytelane.cli.options import Accelerator, Batch, Json, Separate
+from bytelane.cli.output import count, print_json, print_table
+
+if TYPE_CHECKING:
+    from bytelane.sim.sweep import Answer, Setting
+
+
+def _list(panel: str, metavar: str, text: str, default: str | None = None) -> Any:
+    """Describe an option with commas between its values, which may also be given repeatedly."""
+    return typer.Option(
+        help=text,
+        metavar=f"{metavar},..",
+        show_default=default or False,
+        default_factory=lambda: [default] if default else [],
+        rich_help_panel=panel,
+    )
+
+
+def sweep(
+    job: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Job files (.toml or .json), or models of the zoo.",
+            metavar="JOB",
+            show_default=False,
+        ),
+    ],
+    workers: Annotated[list[str], _list("Cluster", "COUNT", "Numbers of workers.", "2")],
+    bandwidth: Annotated[
+        list[str], _list("Cluster", "RATE", "Rates of each worker's link.", "10Gbit")
+    ],
+    overhead: Annotated[
+        list[str],
+        _list("Cluster", "TIME", "Link time per message beside its bytes (theta).", "0us"),
+    ],
+    latency: Annotated[
+        list[str],
+        _list("Cluster", "TIME", "From the last byte until the end is known (lam).", "0us"),
+    ],
+    sync: Annotated[
+        list[str], _list("Cluster", "WAY", "allreduce, ps for a parameter server.", "allreduce")
+    ],
+    servers: Annotated[list[str], _list("Cluster", "COUNT", "With ps: numbers of servers.")],
+    slow: Annotated[
+        list[str],
+        _list("Cluster", "FACTOR", "The last worker computes longer by these factors.", "1"),
+    ],
+    policy: Annotated[
+        list[str], _list("Policy", "NAME", "Who goes first, or all.", "bytescheduler")
+    ],
+    partition: Annotated[
+        list[str], _list("Policy", "SIZE", "Largest pieces sent in one go, e.g. 1MiB,4MiB.")
+    ],
+    credit: Annotated[
+        list[str],
+        _list("Policy", "SIZE", "Start a piece while fewer bytes than this are in flight."),
+    ],
+    fusion: Annotated[list[str], _list("Policy", "SIZE", "Send tensors together up to this.")],
+    separate: Separate = False,
+    accelerator: Accelerator = None,
+    batch: Batch = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Show only the fastest for each job and cluster.")
+    ] = False,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write what is shown, with all details.", metavar="FILE")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw everything (.svg or .png).", metavar="FILE")
+    ] = None,
+    executor: Annotated[
+        str,
+        typer.Option(
+            help="Where to compute: serial, processes (one a core), auto (processes if that is "
+            "faster) or dask://HOST:PORT.",
+            metavar="WHERE",
+        ),
+    ] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Ask many what-ifs at once: every combination of lists of values.
+
+    Each policy is combined with the knobs that it has; a value given twice
+    counts once. The table shows what was varied, and marks the fastest for each
+    job and cluster.
+
+    \b
+    From which bandwidth on does the schedule not matter?
+      bytelane sweep vgg16 --workers 4 --policy fifo,bytescheduler \\
+        --bandwidth 5Gbit,10Gbit,25Gbit,50Gbit,100Gbit --plot vgg16.svg
+    What are the best policy and partition for each number of workers?
+      bytelane sweep resnet50 bert-large --workers 2,4,8,16 --overhead 20us \\
+        --policy all --partition 256KiB,1MiB,4MiB,16MiB --best --csv best.csv
+    """
+    from bytelane.cli.sweep_executor import require_executor, run_sweep
+    from bytelane.cli.sweep_settings import read_jobs, read_settings
+    from bytelane.report.sweep import fastest_answers, save_csv
+    from bytelane.report.sweep_plot import draw_sweep
+
+    cluster = {"workers": workers, "servers": servers, "slow": slow, "bandwidth": bandwidth}
+    settings = read_settings(
+        read_jobs(job, accelerator, batch),
+        policy=policy,
+        knobs={"partition": partition, "credit": credit, "fusion": fusion},
+        sync=sync,
+        cluster=cluster | {"overhead": overhead, "latency": latency},
+        separate=separate,
+    )
+    require_executor(executor)
+    _require_files(settings, csv, plot)
+    with _progress_bar(len(settings)) as progress:
+        answers = run_sweep(settings, executor, progress)
+    fastest = fastest_answers(answers)
+    shown = fastest if best else answers
+    if csv:
+        save_csv(_records(shown, fastest), csv)
+    if plot:
+        draw_sweep(answers, plot)
+    if as_json:
+        print_json({"settings": len(settings), "answers": _records(shown, fastest)})
+    else:
+        _print_text(settings, shown, fastest)
+
+
+def _records(shown: "Sequence[Answer]", fastest: "Sequence[Answer]") -> list[dict[str, Any]]:
+    from bytelane.report.sweep import record
+
+    marked = {id(answer) for answer in fastest}
+    return [record(answer) | {"fastest": id(answer) in marked} for answer in shown]
+
+
+def _require_files(settings: "Sequence[Setting]", csv: Path | None, plot: Path | None) -> None:
+    """Say before the long work what could not be done after it."""
+    from bytelane.report.style import new_figure, require_picture
+    from bytelane.report.sweep_plot import make_layout
+
+    if plot:
+        require_picture(plot)
+        make_layout(settings)
+        new_figure(1, 1)
+    for path in (csv, plot):
+        if path:
+            is_new = not path.exists()
+            path.open("ab").close()
+            if is_new:
+                path.resolve().unlink()  # what a link leads to, not the link
+
+
+@contextlib.contextmanager
+def _progress_bar(total: int) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done: None
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("simulating", total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _print_text(
+    settings: "Sequence[Setting]", shown: "Sequence[Answer]", fastest: "Sequence[Answer]"
+) -> None:
+    """Print a table of what differs, below a line with what does not."""
+    from bytelane.report.sweep import common_ground, swept_axes
+
+    marked = {id(answer) for answer in fastest}
+    swept = {
+        axis.name: [axis.text(answer.setting) for answer in shown] for axis in swept_axes(settings)
+    }
+    found = {
+        "iteration": _milliseconds(answer.iteration_s for answer in shown),
+        "compute": _milliseconds(answer.compute_s for answer in shown),
+        "communication": _milliseconds(answer.communication_s for answer in shown),
+        "optimum": _milliseconds(answer.optimal_s for answer in shown),
+    }
+    same = {name: texts[0] for name, texts in found.items() if len(set(texts)) == 1}
+    same.pop("iteration", None)
+    ground = [common_ground(settings), *(f"{name} {text}" for name, text in same.items())]
+    print(f"{count(len(settings), 'setting')}: {', '.join(filter(None, ground))}\n")
+    columns = swept | {name: texts for name, texts in found.items() if name not in same}
+    if len(fastest) < len(shown):
+        columns["fastest"] = ["*" if id(answer) in marked else "" for answer in shown]
+    print_table(list(columns), list(zip(*columns.values(), strict=True)))
+
+
+def _milliseconds(seconds: Iterable[float]) -> list[str]:
+    return [f"{one * 1e3:.1f} ms" for one in seconds]

@@ -1,0 +1,112 @@
+"""What was typed as comma-separated lists becomes the settings of a sweep.
+
+A value that is there twice, perhaps in another spelling (1Gbit,1000Mbit), counts once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from bytelane.api import find_job, make_cluster
+from bytelane.cluster import Sync
+from bytelane.core import policy_entry, policy_names
+from bytelane.errors import InputError
+from bytelane.job import Job
+from bytelane.plugins import look_for
+from bytelane.sim.sweep import Setting, combinations, count_choices, make_settings, require_use
+from bytelane.units import parse_bytes
+
+LIMIT = 1_000_000
+T = TypeVar("T")
+Typed = Sequence[str]
+"""What was given for an option: items with commas between them, and perhaps several times."""
+
+
+def read_jobs(names: Sequence[Path], accelerator: str | None, batch: int | None) -> list[Job]:
+    """Find the jobs; those of the same name are told apart by what was typed."""
+    jobs = [
+        (str(name), find_job(name, accelerator=accelerator, batch=batch))
+        for name in dict.fromkeys(names)
+    ]
+    names_found = [job.name for _, job in jobs]
+    return [
+        job if names_found.count(job.name) == 1 else msgspec.structs.replace(job, name=typed)
+        for typed, job in jobs
+    ]
+
+
+def read_settings(
+    jobs: Sequence[Job],
+    *,
+    policy: Typed,
+    knobs: Mapping[str, Typed],
+    sync: Typed,
+    cluster: Mapping[str, Typed],
+    separate: bool,
+) -> list[Setting]:
+    """Combine all lists; what has no effect in any combination is refused."""
+    syncs = _read("sync", sync, lambda item: make_cluster(sync=item).sync)
+    policies = _read_policies(policy, syncs)
+    sizes = {f"{name}_bytes": _read(name, typed, parse_bytes) for name, typed in knobs.items()}
+    require_use(policies, syncs, sizes)
+    lists = [_cluster_lists(way, syncs, cluster, separate) for way in syncs]
+    choices = [count_choices(policies, way, sizes) for way in syncs]
+    places = [prod(map(len, keywords.values())) for keywords in lists]
+    _require_few(len(jobs) * sum(p * c for p, c in zip(places, choices, strict=True)))
+    clusters = [make_cluster(**chosen) for keywords in lists for chosen in combinations(keywords)]
+    return make_settings(jobs, list(dict.fromkeys(clusters)), policies, sizes)
+
+
+def _cluster_lists(
+    sync: Sync, syncs: Sequence[Sync], typed: Mapping[str, Typed], separate: bool
+) -> dict[str, list[Any]]:
+    """Return the values for each keyword of make_cluster, with one way to synchronise."""
+    readers = {"workers": _whole_number, "servers": _whole_number, "slow": _factor}
+    lists: dict[str, list[Any]] = {"sync": [sync], "separate": [separate]}
+    for name, items in typed.items():
+        lists[name] = _read(name, items, readers.get(name, str)) or [None]
+    if sync == "allreduce" and "ps" in syncs:  # alone, it is told that it has no servers
+        lists |= {"servers": [None], "separate": [False]}
+    return lists
+
+
+def _read_policies(typed: Typed, syncs: Sequence[Sync]) -> list[str]:
+    names = _read("policy", typed, str)
+    for name in names:
+        look_for(name)  # "all" is no name: it brings those of other packages along
+    every = [name for name in policy_names() if set(policy_entry(name).sync) & set(syncs)]
+    chosen: list[str] = []
+    for name in names:
+        chosen += every if name == "all" else [name]
+    return list(dict.fromkeys(chosen))
+
+
+def _read(option: str, typed: Typed, reader: Callable[[str], T]) -> list[T]:
+    items = [item.strip() for text in typed for item in text.split(",")]
+    if "" in items:
+        raise InputError(f"{option} {','.join(typed)!r} has an empty item; write values like a,b,c")
+    return list(dict.fromkeys(reader(item) for item in items))
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{text!r} is not a whole number of hosts") from None
+
+
+def _factor(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{text!r} is not a factor; write a number such as 1.5") from None
+
+
+def _require_few(count: int) -> None:
+    if count > LIMIT:
+        raise InputError(
+            f"these lists make {count:,} settings; a sweep has at most {LIMIT:,}, so shorten them"
+        )

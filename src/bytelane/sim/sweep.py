@@ -1,0 +1,171 @@
+"""Many what-ifs: every combination of jobs, clusters, policies and knobs, answered in order."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from importlib.util import find_spec
+from itertools import accumulate, chain, groupby, product
+from math import isqrt, prod
+from typing import TypeVar
+
+import msgspec
+
+from bytelane.cluster import Cluster, Sync
+from bytelane.core import Knobs, choose_knobs, policy_entry
+from bytelane.core.policy import PolicyMaker
+from bytelane.errors import InputError
+from bytelane.job import Job
+from bytelane.sim.engine import WORTH_COMPILING, Engine, simulate
+
+T = TypeVar("T")
+KnobLists = Mapping[str, Sequence[int]]
+"""Values to try, by the names of the fields of Knobs; a knob that is not there stays as it is."""
+Task = tuple[Job, Cluster, PolicyMaker, Knobs]
+"""A setting as it travels: with the policy itself, whose name the other side may not know."""
+Times = tuple[float, float, float, float]
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One what-if."""
+
+    job: Job
+    cluster: Cluster
+    policy: str
+    knobs: Knobs
+
+    def __post_init__(self) -> None:
+        if self.cluster.sync not in policy_entry(self.policy).sync:
+            raise InputError(f"policy {self.policy} has no meaning for {self.cluster.sync}")
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a simulation of the setting found, without its trace."""
+
+    setting: Setting
+    iteration_s: float
+    compute_s: float
+    communication_s: float
+    optimal_s: float
+
+    @property
+    def bound_s(self) -> float:
+        """No schedule of these operations is faster: both resources are needed in full."""
+        return max(self.compute_s, self.communication_s)
+
+
+def make_settings(
+    jobs: Sequence[Job],
+    clusters: Sequence[Cluster],
+    policies: Sequence[str],
+    knobs: KnobLists | None = None,
+) -> list[Setting]:
+    """Combine everything with everything, the policies and their knobs fastest.
+
+    A policy is combined with the knobs that it uses and with the clusters that it has a meaning
+    for. What is then never used at all is refused.
+    """
+    lists = knobs or {}
+    require_use(policies, list(dict.fromkeys(cluster.sync for cluster in clusters)), lists)
+    choices = {sync: _choices(policies, sync, lists) for sync in {c.sync for c in clusters}}
+    return [
+        Setting(job, cluster, policy, chosen)
+        for job in jobs
+        for cluster in clusters
+        for policy, chosen in choices[cluster.sync]
+    ]
+
+
+def count_choices(policies: Sequence[str], sync: Sync, knobs: KnobLists) -> int:
+    """Return how many settings a job has on one cluster, without making them."""
+    able = [name for name in policies if sync in policy_entry(name).sync]
+    return sum(prod(map(len, _used(name, knobs).values())) for name in able)
+
+
+def require_use(policies: Sequence[str], syncs: Sequence[Sync], knobs: KnobLists) -> None:
+    """Refuse what would take part in no setting at all."""
+    for name in policies:
+        if not set(policy_entry(name).sync) & set(syncs):
+            raise InputError(f"policy {name} has no meaning for {' or '.join(syncs)}; leave it out")
+    for sync in syncs:
+        if not count_choices(policies, sync, {}):
+            raise InputError(
+                f"{sync} has none of these policies: {', '.join(policies)}; leave it out"
+            )
+    for knob, values in knobs.items():
+        if values and not any(_used(name, {knob: values}) for name in policies):
+            what = knob.removesuffix("_bytes")
+            raise InputError(f"{what} has no effect under {' or '.join(policies)}; leave it out")
+
+
+def combinations(lists: Mapping[str, Sequence[T]]) -> Iterator[dict[str, T]]:
+    """Take one value of each list, in every possible way, the last list fastest."""
+    return (dict(zip(lists, chosen, strict=True)) for chosen in product(*lists.values()))
+
+
+def sweep(settings: Sequence[Setting], executor: Executor | None = None) -> Iterator[Answer]:
+    """Answer every setting in order, in this process or wherever the executor works.
+
+    Each answer is that of ``simulate``, to the last bit and wherever it was computed.
+    """
+    tasks = [(s.job, s.cluster, policy_entry(s.policy).maker, s.knobs) for s in settings]
+    compiled = _worth_compiling(settings)
+    if executor is None:
+        found = _simulate(tasks, compiled)
+    else:
+        work = partial(_simulate_all, compiled=compiled)
+        found = chain.from_iterable(executor.map(work, _chunks(tasks)))
+    for setting, times in zip(settings, found, strict=True):
+        yield Answer(setting, *times)
+
+
+def _choices(policies: Sequence[str], sync: Sync, knobs: KnobLists) -> list[tuple[str, Knobs]]:
+    return [
+        (name, choose_knobs(name, **chosen))
+        for name in policies
+        if sync in policy_entry(name).sync
+        for chosen in combinations(_used(name, knobs))
+    ]
+
+
+def _used(policy: str, knobs: KnobLists) -> KnobLists:
+    """Keep the lists that are not empty and have an effect under this policy."""
+    entry = policy_entry(policy)
+    own = {
+        "partition_bytes": entry.partition_bytes,
+        "credit_bytes": entry.parts_in_flight,
+        "fusion_bytes": entry.fusion_bytes,
+    }
+    return {knob: values for knob, values in knobs.items() if values and own[knob] is not None}
+
+
+def _worth_compiling(settings: Sequence[Setting]) -> bool:
+    return any(steps >= WORTH_COMPILING for steps in accumulate(map(_about_steps, settings)))
+
+
+def _about_steps(setting: Setting) -> int:
+    """Guess how many steps and operations are simulated, without making the policy."""
+    job, part = setting.job, setting.knobs.partition_bytes
+    pieces = max(len(job.tensors), job.total_bytes // part if part else 0)
+    differing = len(set(setting.cluster.compute_factors)) > 1
+    return (3 * len(job.layers) + pieces) * (setting.cluster.workers if differing else 1)
+
+
+def _chunks(tasks: Sequence[Task]) -> list[Sequence[Task]]:
+    """Cut into runs: so many that all cores end together, so long that sending them is nothing."""
+    size = max(1, isqrt(len(tasks)) // 4)
+    return [tasks[i : i + size] for i in range(0, len(tasks), size)]
+
+
+def _simulate_all(tasks: Sequence[Task], compiled: bool) -> list[Times]:
+    return list(_simulate(tasks, compiled))
+
+
+def _simulate(tasks: Sequence[Task], compiled: bool) -> Iterator[Times]:
+    # Whether there is a compiler is for the process to say that does the work.
+    engine: Engine = "compiled" if compiled and find_spec("numba") else "auto"
+    for _, alike in groupby(tasks, key=lambda task: (id(task[0]), id(task[1]))):
+        optimal_s = None  # depends on the job and the cluster alone
+        for job, cluster, make, knobs in alike:
+            found = simulate(job, cluster, make(job, cluster, knobs), engine)
+            optimal_s = found.optimal_s if optimal_s is None else optimal_s
+            yield found.iteration_s, found.compute_s, found.communication_s, optimal_s
