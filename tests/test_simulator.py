@@ -175,6 +175,12 @@ def test_one_unit_for_everything_waits_for_the_last_gradient(
         assert found.iteration_s == max(arrived, computed) + after
 
 
+def test_what_travels_in_one_message_pays_its_overhead_once() -> None:
+    layer = Job("one layer", (Layer("l", 1.0, 1.0),), tuple(Tensor(t, 8, (0,)) for t in "abc"))
+    assert simulate(layer, "fusion", theta=0.5).communication_s == 3.5
+    assert simulate(layer, "fifo", theta=0.5).communication_s == 4.5
+
+
 @given(jobs(), knob_values, eighths, eighths, real_policies)
 def test_no_schedule_beats_the_bound_or_the_optimum(
     job: Job, knobs: Knobs, theta: float, lam: float, name: str

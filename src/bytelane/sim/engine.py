@@ -145,7 +145,7 @@ def simulate(
         iteration_s=float(times_s.mean(axis=1).max()),
         spread_s=float(times_s.mean(axis=0).std()) if jitter else 0.0,
         compute_s=float(step_s.sum(axis=2).mean(axis=0).max()),
-        communication_s=_busiest_link(work, state) / ticks_per_s,
+        communication_s=_busiest_link(work, state, log) / ticks_per_s,
         log=in_seconds(log, ticks_per_s),
         pieces=_pieces(job, schedule),
     )
@@ -212,8 +212,11 @@ def _state(job: Job, cluster: Cluster, schedule: Policy | Plan, workers: int) ->
     return plan_state(schedule, workers=workers)
 
 
-def _busiest_link(work: Work, state: State) -> float:
+def _busiest_link(work: Work, state: State, log: Log) -> float:
     """Return for how many ticks it is occupied in an iteration."""
-    if not work.send_ticks.size:
+    if not log.sent.size:
         return 0.0
-    return float(np.bincount(work.link[state.lane], work.send_ticks).max())
+    link, began, ended = work.link[state.lane], log.sending[0], log.sent[0]
+    # What travels in one message is on the link at the same time, and counts once.
+    _, once = np.unique(np.stack([link, began]), axis=1, return_index=True)
+    return float(np.bincount(link[once], (ended - began)[once]).max())
