@@ -17,8 +17,15 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from bytelane.cli import doctor
-from bytelane.cli.doctor import CHECKS, Check, examine
+from bytelane.cli import doctor, probes
+from bytelane.cli.doctor import Check, all_checks, examine
+from bytelane.errors import LabError
+from bytelane.lab import Lab
+from bytelane.lab.abilities import Lacking
+from bytelane.lab.tools import run_tool
+from labs import need
+
+CHECKS = all_checks()
 
 NAMES = [
     "python",
@@ -26,6 +33,7 @@ NAMES = [
     "matplotlib",
     "torch",
     "gloo",
+    "lab",
     "pacing",
     "namespaces",
     "queues",
@@ -109,7 +117,7 @@ def test_a_probe_that_crashes_is_a_finding(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_what_is_required_fails_the_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "CHECKS", with_probe(name, crash))
+    monkeypatch.setattr(doctor, "all_checks", lambda: with_probe(name, crash))
     result = run("--json")
     required = name == "python"
     assert json.loads(result.stdout)["ok"] is not required
@@ -117,7 +125,7 @@ def test_only_what_is_required_fails_the_run(name: str, monkeypatch: pytest.Monk
 
 
 def test_text_fits_80_columns_and_keeps_commands_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "CHECKS", with_probe("numba", crash))
+    monkeypatch.setattr(doctor, "all_checks", lambda: with_probe("numba", crash))
     monkeypatch.setenv("COLUMNS", "80")
     result = run()
     assert result.exit_code == 0
@@ -130,21 +138,21 @@ def test_text_fits_80_columns_and_keeps_commands_whole(monkeypatch: pytest.Monke
 
 def test_an_older_python_or_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = {check.name: check for check in CHECKS}
-    monkeypatch.setattr(doctor, "_OLDEST_PYTHON", (99, 0))
+    monkeypatch.setattr(probes, "OLDEST_PYTHON", (99, 0))
     assert examine(checks["python"]).status == "missing"
-    monkeypatch.setattr(doctor, "_import", lambda *_: "2.5.1+cpu")
-    doctor._torch.cache_clear()
+    monkeypatch.setattr(probes, "try_import", lambda *_: "2.5.1+cpu")
+    probes.try_torch.cache_clear()
     found = examine(checks["torch"])
     assert (found.status, found.mend) == ("limited", "pip install --upgrade 'bytelane[torch]'")
-    monkeypatch.setattr(doctor, "_import", lambda *_: "2.10.0")
+    monkeypatch.setattr(probes, "try_import", lambda *_: "2.10.0")
     assert examine(checks["torch"]).status == "ok"
-    doctor._torch.cache_clear()
+    probes.try_torch.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["numba", "matplotlib", "torch", "gloo"])
 def test_a_package_that_is_absent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    doctor._torch.cache_clear()
+    probes.try_torch.cache_clear()
     check = next(check for check in CHECKS if check.name == name)
     found = examine(check)
     assert found.status == "missing"
@@ -154,12 +162,12 @@ def test_a_package_that_is_absent(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_package_that_is_there_but_broken() -> None:
-    with pytest.raises(doctor._ProbeError, match="installed, but fails: AssertionError") as caught:
-        doctor._import("json", "unused", "assert False")
+    with pytest.raises(Lacking, match="installed, but fails: AssertionError") as caught:
+        probes.try_import("json", "unused", "assert False")
     assert caught.value.mend == "pip install --force-reinstall json"
 
 
-@pytest.mark.parametrize("name", ["pacing", "namespaces", "queues"])
+@pytest.mark.parametrize("name", ["lab", "pacing", "namespaces", "queues"])
 def test_elsewhere_than_on_linux(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     found = examine(next(check for check in CHECKS if check.name == name))
@@ -197,11 +205,40 @@ def test_the_host_is_safe_from_an_unshare_that_does_nothing(
     assert not log.exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the laboratory is Linux's")
+def test_a_machine_without_namespaces_has_the_other_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bytelane.lab.control.NAMESPACES", ["--no-such-option"])
+    found = examine(next(check for check in CHECKS if check.name == "lab"))
+    assert (found.status, found.detail.split(":")[0]) == (
+        "limited",
+        "mode pacing, without priorities",
+    )
+    assert found.mend
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the laboratory is Linux's")
+def test_a_kernel_without_htb_has_links_but_no_priorities(monkeypatch: pytest.MonkeyPatch) -> None:
+    need("namespace")
+    monkeypatch.setattr(Lab, "__enter__", refuse_priority(Lab.__enter__))
+    found = examine(next(check for check in CHECKS if check.name == "lab"))
+    assert found.status == "limited"
+    assert found.detail.startswith("mode namespace, without priorities: no htb")
+
+
+def refuse_priority(enter: Callable[[Lab], Lab]) -> Callable[[Lab], Lab]:
+    def entering(lab: Lab) -> Lab:
+        if lab.priority:
+            raise LabError("no htb")
+        return enter(lab)
+
+    return entering
+
+
 @pytest.mark.timeout(30)
 def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     late = tmp_path / "late"
-    with pytest.raises(doctor._ProbeError, match=r"no answer within 0\.5 s"):
-        doctor._run(["sh", "-c", f"(sleep 2; touch {late}) & wait"], limit_s=0.5)
+    with pytest.raises(LabError, match=r"no answer within 0\.5 s"):
+        run_tool(["sh", "-c", f"(sleep 2; touch {late}) & wait"], limit_s=0.5)
     time.sleep(2.5)
     assert not late.exists()
 

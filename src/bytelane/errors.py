@@ -8,6 +8,8 @@
     │   ├── JobFileError                   a job file, named with the field that is wrong
     │   └── UnknownPolicy                  a policy name that nobody registered
     ├── IllegalEvent                       the scheduler was told something impossible
+    ├── LabError                           the laboratory cannot be built, or has broken
+    │   └── LabTimeout                     a command in the laboratory did not end in time
     ├── MissingExtra                       an optional package is not installed
     └── TrainingError                      what can go wrong while ranks train together
         ├── NotSupported                   refused before it could go wrong silently
@@ -42,6 +44,14 @@ class UnknownPolicy(InputError):
 
 class IllegalEvent(BytelaneError):
     """An event that cannot happen in the scheduler's present state; nothing was changed."""
+
+
+class LabError(BytelaneError):
+    """The laboratory cannot be built on this machine, or has broken."""
+
+
+class LabTimeout(LabError):
+    """A command in the laboratory did not end in time."""
 
 
 class MissingExtra(BytelaneError):

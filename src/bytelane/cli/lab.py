@@ -1,0 +1,255 @@
+"""``bytelane lab``: a cluster on one machine, with links of a given rate."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bytelane.cli.options import Json
+
+if TYPE_CHECKING:
+    from bytelane.lab import Lab, Traffic
+
+app = typer.Typer(
+    help="A cluster on one machine, with links of a given rate.", no_args_is_help=True
+)
+
+Hosts = Annotated[int, typer.Option("--workers", help="Number of hosts, with a rank each.")]
+Rate = Annotated[
+    str, typer.Option(help="Rate of each host's link, each way, e.g. 500Mbit.", metavar="RATE")
+]
+# Lab itself says which values there are: these are Any so that it is asked.
+Priority = Annotated[
+    Any,
+    typer.Option(
+        parser=str,
+        help="Strict priorities by type of service: pfifo_fast where hosts send, "
+        "htb also where the switch sends. [default: none]",
+        metavar="QUEUE",
+    ),
+]
+Mode = Annotated[
+    Any,
+    typer.Option(
+        parser=str,
+        help="namespace (real links), pacing (no privilege), or auto.",
+        metavar="MODE",
+    ),
+]
+SizesFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Sizes of the flows: a CSV file of bytes and cumulative probability. "
+        "[default: web search]",
+        metavar="FILE",
+    ),
+]
+Band = Annotated[
+    Any,
+    typer.Option(parser=str, help="Priority of the flows: high, normal or low.", metavar="BAND"),
+]
+Seed = Annotated[int, typer.Option(help="The same seed makes the same flows.")]
+Seconds = Annotated[float, typer.Option(help="How long to measure each time.")]
+
+TIMED_OUT = 124  # as the command timeout says it
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[
+        list[str], typer.Argument(help="What to run on every host.", metavar="-- COMMAND")
+    ],
+    rate: Rate,
+    workers: Hosts = 2,
+    priority: Priority = None,
+    mode: Mode = "auto",
+    schedule: Annotated[
+        Path | None,
+        typer.Option(help="Rates over time: TOML or CSV of at_s, rate, host.", metavar="FILE"),
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option(help="Stop it after this time, e.g. 90s.", metavar="TIME")
+    ] = None,
+    check: Annotated[
+        bool | None,
+        typer.Option(
+            "--check/--no-check",
+            help="Measure the links first and refuse to go on if they are not right, "
+            "or do not measure. [default: measure, and warn]",
+        ),
+    ] = None,
+    traffic: Annotated[
+        float | None,
+        typer.Option(help="Background flows: this share of a link's rate, e.g. 0.25."),
+    ] = None,
+    traffic_sizes: SizesFile = None,
+    traffic_band: Annotated[
+        Any,
+        typer.Option(
+            parser=str,
+            help="Priority of the flows: high, normal or low. [default: normal]",
+            metavar="BAND",
+        ),
+    ] = None,
+    traffic_seed: Annotated[
+        int | None, typer.Option(help="The same seed makes the same flows. [default: 1]")
+    ] = None,
+    traffic_out: Annotated[
+        Path | None,
+        typer.Option(help="Write what became of the flows there, as JSON.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Run a command on every host of a cluster on this machine, as torchrun would.
+
+    Lines come with the rank in front. When one rank fails the others are stopped, and its exit code
+    is kept (124: the timeout). Everything is removed at the end, whatever happens.
+
+    Example: bytelane lab run --workers 4 --rate 500Mbit -- python train.py
+    """
+    from bytelane.cli import lab_output
+    from bytelane.errors import InputError, LabTimeout
+    from bytelane.lab import Lab, load_schedule
+    from bytelane.units import parse_seconds
+
+    if traffic is None and (
+        traffic_sizes or traffic_band or traffic_out or traffic_seed is not None
+    ):
+        raise InputError("options of the traffic say nothing without --traffic")
+    if traffic_out:
+        traffic_out.touch()  # before the long work, in case that is not possible
+    steps = load_schedule(schedule, workers) if schedule else ()
+    timeout_s = parse_seconds(timeout) if timeout else None
+    with _terminable(), Lab(workers, rate, priority=priority, mode=mode) as lab:
+        lab_output.introduce(lab)
+        if check is not False:
+            lab_output.trust(lab.check(), refuse=check is True)
+        background = None
+        if traffic is not None:
+            band, seed = traffic_band or "normal", 1 if traffic_seed is None else traffic_seed
+            background = _start_traffic(lab, traffic_sizes, load=traffic, band=band, seed=seed)
+        try:
+            code = lab.run(command, timeout_s=timeout_s, schedule=steps)
+        except LabTimeout as error:
+            lab_output.warn(str(error))
+            code = TIMED_OUT
+        if background:
+            lab_output.tell_traffic(background.stop(), traffic_out)
+    raise typer.Exit(code)
+
+
+@app.command()
+def check(
+    rate: Annotated[
+        str | None,
+        typer.Option(help="Only this rate. [default: several, to the highest]", metavar="RATE"),
+    ] = None,
+    workers: Hosts = 2,
+    priority: Priority = None,
+    mode: Mode = "auto",
+    seconds: Seconds = 1.0,
+    as_json: Json = False,
+) -> None:
+    """Measure the links of a lab, all in both directions at once, as an all-reduce uses them.
+
+    Exit code 1 if a rate that was asked for does not come out right, or none does.
+
+    Example: bytelane lab check --workers 4
+    """
+    from bytelane.cli import lab_output
+    from bytelane.cli.output import print_json
+    from bytelane.lab import Lab, sweep_rates
+    from bytelane.units import parse_rate
+
+    rates = [parse_rate(text) for text in ([rate] if rate else lab_output.SWEEP)]
+    with _terminable(), Lab(workers, rates[0], priority=priority, mode=mode) as lab:
+        found = sweep_rates(lab, rates, seconds)
+        lab.set_rate(found[0][0].asked)
+        shares = lab.check_priority(seconds) if priority else []
+    if as_json:
+        print_json(lab_output.check_document(lab, found, shares))
+    else:
+        lab_output.introduce(lab)
+        lab_output.print_check(lab, found, shares)
+    if not all(hop.is_right for hop in found[0]):
+        raise typer.Exit(1)
+
+
+@app.command()
+def traffic(
+    rate: Rate,
+    workers: Hosts = 4,
+    load: Annotated[
+        float | None, typer.Option(help="Share of a link's rate, e.g. 0.25.", show_default=False)
+    ] = None,
+    flows: Annotated[
+        float | None, typer.Option(help="Instead: flows per second and host.", show_default=False)
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="How long flows begin.")] = 12.0,
+    margin: Annotated[
+        float, typer.Option(help="Seconds at both ends whose flows do not count.")
+    ] = 2.0,
+    sizes: SizesFile = None,
+    band: Band = "normal",
+    seed: Seed = 1,
+    priority: Priority = None,
+    as_json: Json = False,
+) -> None:
+    """Send background flows between the hosts of a lab; show their completion times by size.
+
+    Flows arrive at random (Poisson) at every host, each to a random other one, on a connection of
+    its own.
+
+    Example: bytelane lab traffic --workers 4 --rate 500Mbit --load 0.25
+    """
+    from bytelane.cli import lab_output
+    from bytelane.cli.output import print_json
+    from bytelane.lab import Lab
+
+    with _terminable(), Lab(workers, rate, priority=priority, mode="namespace") as lab:
+        background = _start_traffic(
+            lab, sizes, load=load, flows_per_s=flows, seconds=seconds, band=band, seed=seed
+        )
+        report = background.wait(margin)
+    if as_json:
+        print_json(lab_output.traffic_document(report))
+    else:
+        lab_output.introduce(lab)
+        lab_output.print_traffic(report)
+
+
+@app.command()
+def clean(as_json: Json = False) -> None:
+    """End what killed labs have left behind; labs in use are not touched."""
+    from bytelane.cli import lab_output
+    from bytelane.cli.output import print_json
+    from bytelane.lab import clean as clean_labs
+
+    found = clean_labs()
+    if as_json:
+        print_json(found)
+    else:
+        lab_output.print_cleaning(found)
+
+
+def _start_traffic(lab: "Lab", sizes: Path | None, **options: Any) -> "Traffic":
+    from bytelane.lab.sizes import WEB_SEARCH, load_sizes
+
+    return lab.traffic(sizes=load_sizes(sizes) if sizes else WEB_SEARCH, **options)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let a request to end this process end the block first."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

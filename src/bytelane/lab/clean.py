@@ -1,0 +1,78 @@
+"""Find what labs have left behind that their keepers could not end, and end it.
+
+There is little to find. A lab's namespaces end with its processes, and those end with its keeper.
+Left are processes that a killed keeper could not take along: in mode pacing, a command's own
+children; in any mode, a keeper that was stopped (SIGSTOP) when its owner died.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from bytelane.lab.marker import LabName
+
+ENDING_S = 5.0
+
+
+class Leftover(msgspec.Struct, frozen=True):
+    """A process of a lab whose owner has ended."""
+
+    pid: int
+    owner_pid: int
+    command: str
+
+
+class Cleaning(msgspec.Struct, frozen=True):
+    """What was found."""
+
+    ended: tuple[Leftover, ...]
+    living: tuple[int, ...]
+    """Owners of labs that are in use; nothing of theirs is touched."""
+
+
+def clean() -> Cleaning:
+    """End all processes of this user's labs whose owner is gone."""
+    members = dict(lab_processes())
+    lost = [pid for pid, lab in members.items() if not lab.has_owner]
+    ended = tuple(Leftover(pid, members[pid].owner, _command(pid)) for pid in lost)
+    _end(lost)
+    return Cleaning(ended, tuple(sorted({lab.owner for lab in members.values() if lab.has_owner})))
+
+
+def end_lab(name: LabName) -> None:
+    """End all processes of one lab."""
+    _end([pid for pid, lab in lab_processes() if lab == name])
+
+
+def lab_processes() -> Iterator[tuple[int, LabName]]:
+    """Yield every other process of this user that belongs to a lab."""
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if folder.name.isdigit() and folder.stat().st_uid == os.getuid():
+                lab = LabName.of(int(folder.name))
+                if lab and int(folder.name) != os.getpid():
+                    yield int(folder.name), lab
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return words.replace(b"\0", b" ").decode(errors="replace").rstrip()
+
+
+def _end(pids: Iterable[int]) -> None:
+    """Kill processes, and wait until they are gone."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + ENDING_S
+    for pid in pids:
+        while LabName.of(pid) and time.monotonic() < deadline:
+            time.sleep(0.01)

@@ -1,0 +1,182 @@
+"""One command, running in every host of a lab."""
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from bytelane.errors import LabError, LabTimeout
+from bytelane.lab.control import Control
+from bytelane.lab.lines import Lines
+from bytelane.lab.messages import Signal, Start
+
+Stream = Literal["out", "err"]
+Output = Callable[[int, Stream, str], None]
+
+# How long output is waited for after the last rank has ended: a daemon may hold the pipe.
+DRAIN_S = 1.0
+
+
+def print_line(rank: int, stream: Stream, line: str) -> None:
+    """Print a line of a rank where it belongs, with the rank in front."""
+    file = sys.stdout if stream == "out" else sys.stderr
+    print(f"[{rank}] {line}\n", end="", file=file, flush=True)  # in one go: others print too
+
+
+class Run:
+    """Ranks that live and die together: when one fails, the others are stopped.
+
+    A thread of its own listens to them, also while nobody waits.
+    """
+
+    def __init__(self, control: Control, output: Output, grace_s: float) -> None:
+        self.codes: dict[int, int] = {}
+        """How each rank has ended, in that order; 128 and more: by a signal, as in a shell."""
+        self._control = control
+        self._output = output
+        self._grace_s = grace_s
+        self._processes: dict[int, int] = {}
+        self._error: BaseException | None = None
+        self._kill_at: float | None = None
+        self._selector = selectors.DefaultSelector()
+        woken, self._waker = socket.socketpair()
+        self._listen(woken.detach(), lambda _: self._begin_to_stop())
+        # Not the thread's own join(): in Python 3.11, interrupted by Ctrl-C, it forgets the thread.
+        self._ended = threading.Event()
+        self._ended.set()
+
+    def start(self, starts: Sequence[Start]) -> None:
+        """Start all ranks, or none."""
+        self._ended.clear()
+        try:
+            for rank, start in enumerate(starts):
+                self._start(rank, start)
+        except BaseException:
+            self._begin_to_stop()
+            self._watch()
+            raise
+        threading.Thread(target=self._watch, name="bytelane-lab-run", daemon=True).start()
+
+    @property
+    def exit_code(self) -> int | None:
+        """That of the rank that failed first, 0 when all went well, None while they run."""
+        if not self._ended.is_set():
+            return None
+        return next((code for code in self.codes.values() if code), 0)
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Wait until all have ended; return the exit code. In time, or they are stopped."""
+        try:
+            ended = self._ended.wait(timeout_s)
+        except BaseException:  # Ctrl-C
+            self.stop()
+            raise
+        if not ended:
+            self.stop()
+            raise LabTimeout(f"the command did not end within {timeout_s:g} s, and was stopped")
+        if self._error:
+            raise self._error
+        return self.exit_code or 0
+
+    def stop(self) -> None:
+        """Ask all ranks to end; those that have not after the grace are killed."""
+        with contextlib.suppress(OSError):  # closed: they have all ended meanwhile
+            self._waker.send(b"!")
+        self._ended.wait()
+
+    def _start(self, rank: int, start: Start) -> None:
+        readers, writers = zip(*(os.pipe() for _ in range(3)), strict=True)
+        self._listen(readers[0], self._speaker(rank, "out"))
+        self._listen(readers[1], self._speaker(rank, "err"))
+        try:
+            self._processes[rank] = self._control.ask(start, list(writers))
+        except BaseException:
+            os.close(readers[2])
+            raise
+        finally:
+            for writer in writers:
+                os.close(writer)
+        self._listen(readers[2], lambda said: self._on_end(rank, said))
+
+    def _watch(self) -> None:
+        """Listen until all ranks have ended and said all they had to say."""
+        until = float("inf")
+        while self._processes or time.monotonic() < until:
+            for key, _ in self._selector.select(self._patience_s(until)):
+                self._hear(key.fd, key.data)
+            self._end_the_stubborn()
+            if not self._processes:
+                # Only the waker is left to listen to: all is said.
+                until = min(until, time.monotonic() + DRAIN_S * (len(self._selector.get_map()) > 1))
+        for key in list(self._selector.get_map().values()):
+            self._forget(key.fd)
+        self._selector.close()
+        self._waker.close()
+        self._ended.set()
+
+    def _patience_s(self, until: float) -> float | None:
+        deadline = min(until, self._kill_at or until)
+        return None if deadline == float("inf") else max(deadline - time.monotonic(), 0.0)
+
+    def _listen(self, descriptor: int, on_bytes: Callable[[bytes], None]) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, on_bytes)
+
+    def _hear(self, descriptor: int, on_bytes: Callable[[bytes], None]) -> None:
+        piece = os.read(descriptor, 1 << 16)
+        if not piece:
+            self._forget(descriptor)
+        try:
+            on_bytes(piece)
+        except BaseException as error:
+            self._output = lambda *_: None
+            self._fail(error)
+
+    def _forget(self, descriptor: int) -> None:
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+
+    def _speaker(self, rank: int, stream: Stream) -> Callable[[bytes], None]:
+        lines = Lines()
+
+        def on_bytes(piece: bytes) -> None:
+            for line in lines.feed(piece) if piece else lines.end():
+                self._output(rank, stream, line)
+
+        return on_bytes
+
+    def _on_end(self, rank: int, said: bytes) -> None:
+        if rank not in self._processes:
+            return  # the end of the pipe after the message
+        del self._processes[rank]
+        if not said:
+            self._fail(LabError("the lab was ended while a command was running in it"))
+            return
+        code = int(said)
+        self.codes[rank] = code if code >= 0 else 128 - code
+        if code:
+            self._begin_to_stop()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._begin_to_stop()
+
+    def _begin_to_stop(self) -> None:
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + self._grace_s
+            self._signal_all(signal.SIGTERM)
+
+    def _end_the_stubborn(self) -> None:
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._kill_at = float("inf")
+            self._signal_all(signal.SIGKILL)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for process in self._processes.values():
+            with contextlib.suppress(LabError):  # no keeper, no processes
+                self._control.ask(Signal(process, number))
