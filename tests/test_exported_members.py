@@ -67,7 +67,11 @@ def test_a_lazy_name_is_the_one_from_its_home() -> None:
 
 @pytest.mark.parametrize(
     "statement",
-    ["import bytelane", "import bytelane.cli.main", "from bytelane import Job, Cluster, simulate"],
+    [
+        "import bytelane",
+        "import bytelane.cli.main",
+        "from bytelane import Job, Cluster, profile, simulate",
+    ],
 )
 def test_nothing_heavy_is_imported_before_it_is_used(statement: str) -> None:
     code = f"import sys; {statement}; print(*sys.modules.keys() & {HEAVY})"

@@ -9,21 +9,44 @@ from hypothesis import strategies as st
 from bytelane.cluster import Cluster, Link
 from bytelane.errors import InputError
 from bytelane.measure import Sample, fit_link
-from bytelane.measure.network import SIZES
+from bytelane.measure.fit import relative_errors
+from bytelane.measure.network import held_out_errors
 
-rates = st.floats(1e6, 1e11)
-times = st.floats(0, 0.1)
+SIZES = tuple(2**k for k in range(16, 23))
+CELLS = [(size, in_flight) for size in SIZES for in_flight in (1, 2, 4)]
+
 workers = st.integers(2, 64)
-links = st.builds(Link, rates, times, times)
-noise = st.lists(st.floats(0.5, 2), min_size=2 * len(SIZES), max_size=2 * len(SIZES))
+# Overhead and latency from next to nothing to several times what the bytes take.
+links = st.builds(
+    lambda rate, overhead, latency: Link(rate, overhead * 2**20 / rate, latency * 2**20 / rate),
+    st.floats(1e6, 1e11),
+    st.floats(0, 8),
+    st.floats(0, 8),
+)
+noise = st.lists(st.floats(0.5, 2), min_size=len(CELLS), max_size=len(CELLS))
 
 
-def samples_of(cluster: Cluster, sizes: Sequence[int] = SIZES) -> list[Sample]:
-    """What an ideal stopwatch would read: the latency hides as soon as two are in flight."""
-    latency = cluster.link.latency_s
-    return [
-        Sample(size, cluster.transfer_s(size) + latency, cluster.transfer_s(size)) for size in sizes
-    ]
+def played(cluster: Cluster, size: int, in_flight: int, messages: int = 4) -> float:
+    """Send messages over a link, event by event; return the seconds of each."""
+    known_at: list[float] = []
+    link_free_at = 0.0
+    for number in range(messages):
+        waits_for = number - min(in_flight, 2)  # gloo has two at once
+        start = max(link_free_at, known_at[waits_for] if waits_for >= 0 else 0.0)
+        link_free_at = start + cluster.transfer_s(size)
+        known_at.append(link_free_at + cluster.link.latency_s)
+    return known_at[-1] / messages
+
+
+def samples_of(cluster: Cluster, cells: Sequence[tuple[int, int]] = CELLS) -> list[Sample]:
+    return [Sample(size, n, 4, played(cluster, size, n)) for size, n in cells]
+
+
+@given(links, workers)
+def test_the_formula_is_what_a_serial_link_does(link: Link, count: int) -> None:
+    cluster = Cluster(count, link)
+    errors = relative_errors(link, samples_of(cluster), cluster.wire_factor)
+    assert errors == pytest.approx([0.0] * len(CELLS), abs=1e-9)
 
 
 @given(links, workers)
@@ -31,17 +54,26 @@ def test_without_noise_the_link_is_found_again(link: Link, count: int) -> None:
     cluster = Cluster(count, link)
     samples = samples_of(cluster)
     found = fit_link(samples, cluster.wire_factor)
-    # The fit is as exact as the times are; a rate shows only in how they differ.
-    longest, grown = samples[-1].alone_s, samples[-1].paired_s - samples[0].paired_s
-    assert found.rate == pytest.approx(link.rate, rel=1e-9 * max(1, longest / grown))
-    assert found.overhead_s == pytest.approx(link.overhead_s, rel=0, abs=1e-9 * longest)
-    assert found.latency_s == pytest.approx(link.latency_s, rel=0, abs=1e-9 * longest)
+    longest = max(sample.seconds for sample in samples)
+    assert found.rate == pytest.approx(link.rate, rel=1e-6)
+    assert found.overhead_s == pytest.approx(link.overhead_s, rel=0, abs=1e-6 * longest)
+    assert found.latency_s == pytest.approx(link.latency_s, rel=0, abs=1e-6 * longest)
 
 
-@given(links, workers, st.permutations(SIZES))
-def test_the_order_of_the_samples_does_not_matter(link: Link, count: int, sizes: list[int]) -> None:
+@given(links, workers)
+def test_without_noise_half_of_the_sizes_tell_the_others(link: Link, count: int) -> None:
     cluster = Cluster(count, link)
-    found = fit_link(samples_of(cluster, sizes), cluster.wire_factor)
+    errors = held_out_errors(samples_of(cluster), cluster.wire_factor)
+    assert len(errors) == 3 * 3  # every other of seven sizes, three numbers in flight
+    assert errors == pytest.approx([0.0] * 9, abs=1e-6)
+
+
+@given(links, workers, st.permutations(CELLS))
+def test_the_order_of_the_samples_does_not_matter(
+    link: Link, count: int, cells: list[tuple[int, int]]
+) -> None:
+    cluster = Cluster(count, link)
+    found = fit_link(samples_of(cluster, cells), cluster.wire_factor)
     sorted_ = fit_link(samples_of(cluster), cluster.wire_factor)
     assert found.rate == pytest.approx(sorted_.rate, rel=1e-6)
 
@@ -50,8 +82,8 @@ def test_the_order_of_the_samples_does_not_matter(link: Link, count: int, sizes:
 def test_noise_makes_no_negative_times(link: Link, count: int, factors: list[float]) -> None:
     cluster = Cluster(count, link)
     noisy = [
-        Sample(ideal.size, ideal.alone_s * a, ideal.paired_s * b)
-        for ideal, a, b in zip(samples_of(cluster), factors[::2], factors[1::2], strict=True)
+        ideal._replace(seconds=ideal.seconds * factor)
+        for ideal, factor in zip(samples_of(cluster), factors, strict=True)
     ]
     try:
         found = fit_link(noisy, cluster.wire_factor)
@@ -62,24 +94,32 @@ def test_noise_makes_no_negative_times(link: Link, count: int, factors: list[flo
     assert found.latency_s >= 0
 
 
-def test_messages_in_pairs_that_are_slower_than_alone_mean_no_latency() -> None:
-    found = fit_link([Sample(size, size / 1e9, size / 0.9e9) for size in SIZES], wire_factor=1.0)
+def test_several_in_flight_that_are_slower_than_one_mean_no_latency() -> None:
+    samples = [Sample(size, n, 4, size / (1e9 if n == 1 else 0.9e9)) for size, n in CELLS]
+    found = fit_link(samples, wire_factor=1.0)
     assert found.latency_s == 0.0
     assert 0.9e9 < found.rate < 1e9
 
 
 def test_times_that_bend_upwards_mean_no_overhead() -> None:
-    seconds = [(size / 1e9) * (1 + size / 2**21) for size in SIZES]
-    found = fit_link([Sample(a, t, t) for a, t in zip(SIZES, seconds, strict=True)], 1.0)
+    samples = [Sample(size, n, 4, size / 1e9 * (1 + size / 2**21)) for size, n in CELLS]
+    found = fit_link(samples, 1.0)
     assert found.overhead_s == 0.0
     assert found.rate > 0
 
 
+def test_what_would_be_negative_is_left_out_before_the_rest_is_fitted() -> None:
+    """To cut it off afterwards would leave a line that misses all the points."""
+    samples = [Sample(size, 2, 1, (size - 2**15) / 1e9) for size in SIZES]
+    found = fit_link(samples, 1.0)
+    assert max(relative_errors(found, samples, 1.0)) > 0 > min(relative_errors(found, samples, 1.0))
+
+
 def test_the_rate_is_that_of_the_wire_not_of_the_tensor() -> None:
-    samples = [Sample(size, size / 1e9, size / 1e9) for size in SIZES]
+    samples = [Sample(size, n, 4, size / 1e9) for size, n in CELLS]
     assert fit_link(samples, wire_factor=1.5).rate == pytest.approx(1.5e9)
 
 
 def test_larger_messages_that_take_less_time_are_refused() -> None:
-    with pytest.raises(InputError):
-        fit_link([Sample(size, 1 / size, 1 / size) for size in SIZES], wire_factor=1.0)
+    with pytest.raises(InputError, match="larger messages were not slower"):
+        fit_link([Sample(size, n, 4, 1 / size) for size, n in CELLS], wire_factor=1.0)

@@ -1,7 +1,7 @@
 """Bytelane schedules the communication of distributed training, and predicts what that is worth.
 
 Training: :func:`prepare`. Asking first: :func:`simulate`, with a :class:`Job` on a
-:class:`Cluster`.
+:class:`Cluster`. A model becomes a job by :func:`profile`.
 
 Nothing heavy is imported until it is used: ``import bytelane`` loads neither torch nor numba.
 """
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bytelane.api import prepare, simulate
     from bytelane.cluster import Cluster, Link
     from bytelane.job import Job, Layer, Tensor
+    from bytelane.measure import profile
 
 _HOMES = {
     "Cluster": "bytelane.cluster",
@@ -24,6 +25,7 @@ _HOMES = {
     "Link": "bytelane.cluster",
     "Tensor": "bytelane.job",
     "prepare": "bytelane.api",
+    "profile": "bytelane.measure",
     "simulate": "bytelane.api",
 }
 
@@ -36,6 +38,7 @@ __all__ = [
     "Tensor",
     "__version__",
     "prepare",
+    "profile",
     "simulate",
 ]
 

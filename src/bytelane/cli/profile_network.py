@@ -1,0 +1,161 @@
+"""``bytelane profile-network``: what the network between the ranks is like."""
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bytelane.cli.options import Json
+from bytelane.cli.output import print_json, print_table
+from bytelane.errors import InputError, MissingExtra
+
+if TYPE_CHECKING:
+    from bytelane.cluster import Link
+    from bytelane.measure.network import NetworkProfile
+
+HOW = (
+    "start this on every worker, e.g.: torchrun --nnodes 2 --nproc-per-node 1 "
+    "--rdzv-backend c10d --rdzv-endpoint HOST:29500 -m bytelane profile-network; "
+    "or try it on this machine: bytelane profile-network --workers 2"
+)
+
+
+def profile_network(
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Start so many ranks on this machine instead.", show_default=False),
+    ] = None,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            help="With --workers: slow each connection down to this rate.", metavar="RATE"
+        ),
+    ] = None,
+    budget_s: Annotated[
+        float, typer.Option("--seconds", help="Measure for about so long.", min=0.1, max=250)
+    ] = 20.0,
+    as_json: Json = False,
+) -> None:
+    """Measure bandwidth, overhead and latency of the network between workers.
+
+    Times real all-reduces of several sizes, alone and with others in flight, over gloo. Start it
+    with torchrun on the hosts in question; rank 0 prints.
+
+    Example: torchrun --nproc-per-node 2 -m bytelane profile-network
+    """
+    inside = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if bandwidth is not None and workers is None:
+        raise InputError("bandwidth slows down local ranks only; give --workers, too")
+    if workers is None and not inside:
+        raise InputError(f"a network needs two ends; {HOW}")
+    if workers is not None and inside:
+        raise InputError("torchrun has started the workers already; leave --workers out")
+    try:
+        import torch.distributed  # noqa: F401
+    except ImportError:
+        raise MissingExtra(
+            "measuring needs PyTorch; install it with: pip install 'bytelane[torch]'"
+        ) from None
+    found = _among_ranks(budget_s) if workers is None else _locally(workers, bandwidth, budget_s)
+    if found is None:
+        return
+    if as_json:
+        print_json(summary(found))
+    else:
+        _print_text(found)
+
+
+def _among_ranks(budget_s: float) -> "NetworkProfile | None":
+    """Measure as one of torchrun's workers; None on all but the first."""
+    import torch.distributed as dist
+
+    from bytelane.measure.network import profile_network
+
+    if int(os.environ["WORLD_SIZE"]) < 2:
+        raise InputError(f"one worker has no network to measure; {HOW}")
+    dist.init_process_group("gloo")
+    try:
+        group = dist.group.WORLD
+        assert group is not None
+        found = profile_network(group, budget_s)
+        return found if dist.get_rank() == 0 else None
+    finally:
+        dist.destroy_process_group()
+
+
+def _locally(workers: int, bandwidth: str | None, budget_s: float) -> "NetworkProfile":
+    from bytelane.measure.loopback import profile_loopback
+    from bytelane.units import parse_rate
+
+    rate = None if bandwidth is None else parse_rate(bandwidth)
+    return profile_loopback(workers, rate, budget_s)
+
+
+def summary(found: "NetworkProfile") -> dict[str, Any]:
+    """Everything that was found, units in the keys."""
+    from statistics import median
+
+    errors = [abs(error) for error in found.errors]
+    return {
+        "workers": found.workers,
+        "bandwidth_bit_per_s": found.link.rate * 8,
+        "overhead_ms": found.link.overhead_s * 1e3,
+        "latency_ms": found.link.latency_s * 1e3,
+        "held_out_error_median_percent": 100 * median(errors),
+        "held_out_error_worst_percent": 100 * max(errors),
+        "samples": [
+            {
+                "message_bytes": sample.size,
+                "in_flight": sample.in_flight,
+                "message_ms": sample.seconds * 1e3,
+                "efficiency_percent": 100 * found.efficiency(sample),
+            }
+            for sample in found.samples
+        ],
+        "simulate_options": simulate_options(found.workers, found.link),
+    }
+
+
+def simulate_options(workers: int, link: "Link") -> str:
+    """Write a link as every verb of ours takes it."""
+    from bytelane.units import format_rate, format_seconds
+
+    rate = format_rate(link.rate).removesuffix("/s")
+    options = f"--workers {workers} --bandwidth {rate} --overhead "
+    options += f"{format_seconds(link.overhead_s)} --latency {format_seconds(link.latency_s)}"
+    for unit in ("Gbit", "Mbit", "kbit", "bit", "ms", "us", "ns", "s"):
+        options = options.replace(f" {unit}", unit)
+    return options
+
+
+def _print_text(found: "NetworkProfile") -> None:
+    from statistics import median
+
+    from bytelane.measure.network import FITTED_FROM
+    from bytelane.units import format_bytes, format_seconds
+
+    print(f"{found.workers} workers: {found.link}\n")
+    cells = {(sample.size, sample.in_flight): sample for sample in found.samples}
+    sizes, numbers = (list(dict.fromkeys(values)) for values in zip(*cells, strict=True))
+    print_table(
+        ("message", *(f"{number} in flight" for number in numbers)),
+        [
+            (
+                format_bytes(size),
+                *(
+                    f"{format_seconds(cells[size, n].seconds)} "
+                    f"({found.efficiency(cells[size, n]):4.0%})"
+                    for n in numbers
+                ),
+            )
+            for size in sizes
+        ],
+    )
+    errors = [abs(error) for error in found.errors]
+    print(
+        f"\ntime a message, and how much of the fitted rate that is; fitted from "
+        f"{format_bytes(FITTED_FROM)} up\n"
+        f"fitted to every other size, the link misses the sizes between by {median(errors):.1%} "
+        f"(median), {max(errors):.1%} (worst)\n"
+        f"now: bytelane simulate JOB {simulate_options(found.workers, found.link)}"
+    )

@@ -1,0 +1,64 @@
+"""Measure the loopback between processes of this machine."""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import (
+    ProcessContext,
+    ProcessExitedException,
+    ProcessRaisedException,
+    start_processes,
+)
+
+from bytelane.errors import InputError, TrainingError
+from bytelane.lab import open_sockets, pace
+from bytelane.measure.network import NetworkProfile, profile_network
+
+LIMIT_S = 300.0
+
+
+def profile_loopback(workers: int, rate: float | None, budget_s: float) -> NetworkProfile:
+    """Start local ranks, with connections slowed down to a rate if there is one."""
+    if not 2 <= workers <= 64:
+        raise InputError(f"{workers} workers cannot be measured on one machine; use 2 to 64")
+    with tempfile.TemporaryDirectory(prefix="bytelane-") as folder:
+        arguments = (workers, folder, rate, budget_s)
+        ranks = start_processes(_rank, arguments, workers, join=False)  # type: ignore[no-untyped-call]
+        try:
+            _wait(ranks, time.monotonic() + LIMIT_S)
+        finally:
+            for process in ranks.processes:
+                process.kill()
+        return msgspec.json.decode((Path(folder) / "found.json").read_bytes(), type=NetworkProfile)
+
+
+def _wait(ranks: ProcessContext, deadline: float) -> None:
+    try:
+        while not ranks.join(timeout=1):
+            if time.monotonic() > deadline:
+                raise TrainingError(f"the ranks did not finish within {LIMIT_S:g} s")
+    except (ProcessRaisedException, ProcessExitedException) as error:
+        raise TrainingError(f"a rank failed: {str(error).strip().splitlines()[-1]}") from None
+
+
+def _rank(rank: int, workers: int, folder: str, rate: float | None, budget_s: float) -> None:
+    # By name: gloo would otherwise look up the host's own name, which need not resolve.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    before = open_sockets()
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=workers)
+    dist.barrier()  # connects
+    if rate is not None:
+        pace(open_sockets() - before, rate)
+    group = dist.group.WORLD
+    assert group is not None
+    found = profile_network(group, budget_s)
+    if rank == 0:
+        (Path(folder) / "found.json").write_bytes(msgspec.json.encode(found))
+    dist.barrier()
+    dist.destroy_process_group()
