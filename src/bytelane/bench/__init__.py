@@ -1,6 +1,34 @@
-"""Runs that compare: the same job for real and in the simulator, on local ranks."""
+"""Runs that compare: the same job under every contender, in one lab, beside its prediction."""
 
-from bytelane.bench.experiment import Contender, Experiment, Outcome
+from bytelane.bench.contender import (
+    BUCKETS,
+    CommunicationOnly,
+    ComputeOnly,
+    Contender,
+    Ddp,
+    Fsdp,
+    Ours,
+    everyone,
+)
+from bytelane.bench.experiment import Cell, Conditions, Experiment, Prediction, Result
 from bytelane.bench.launch import run_experiment
+from bytelane.bench.scale import scale_bytes, scale_compute
 
-__all__ = ["Contender", "Experiment", "Outcome", "run_experiment"]
+__all__ = [
+    "BUCKETS",
+    "Cell",
+    "CommunicationOnly",
+    "ComputeOnly",
+    "Conditions",
+    "Contender",
+    "Ddp",
+    "Experiment",
+    "Fsdp",
+    "Ours",
+    "Prediction",
+    "Result",
+    "everyone",
+    "run_experiment",
+    "scale_bytes",
+    "scale_compute",
+]

@@ -8,8 +8,10 @@ exactly: a swapped, stale or misplaced piece cannot hide.
 import time
 from typing import Any
 
+import numpy as np
 import torch
 
+from bytelane.bench.experiment import Conditions
 from bytelane.job import Job, Layer
 
 # Prime, so that no usual piece size is a multiple of it and shifted pieces differ.
@@ -34,15 +36,16 @@ class Accelerator:
 class EmulatedModel(torch.nn.Module):
     """One module a layer of the job, holding the tensors that the layer uses."""
 
-    def __init__(self, job: Job, rank: int) -> None:
+    def __init__(self, job: Job, rank: int, conditions: Conditions | None = None) -> None:
         super().__init__()
         self.iteration = 0
+        self._pace = _Pace(conditions or Conditions(), rank, len(job.layers))
         self.weights = [torch.nn.Parameter(torch.zeros(t.bytes // 4)) for t in job.tensors]
         accelerator = Accelerator()
         names = _unique([layer.name for layer in job.layers])
         for index, (name, layer) in enumerate(zip(names, job.layers, strict=True)):
             used = [t for t, tensor in enumerate(job.tensors) if index in tensor.layers]
-            module = _EmulatedLayer(layer, accelerator)
+            module = _EmulatedLayer(layer, index, accelerator, self._pace)
             for t in used:
                 # A tied weight gets its gradient where it is used first; other uses add nothing.
                 first = job.tensors[t].complete_after == index
@@ -51,10 +54,33 @@ class EmulatedModel(torch.nn.Module):
                 module.gradients.append(_Gradient(self, rank, t, pattern))
             self.add_module(name, module)
 
+    def begin(self, iteration: int) -> None:
+        """Make the gradients, and take the time, of this iteration."""
+        self.iteration = iteration
+        self._pace.begin(iteration)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for module in self.children():
             x = module(x)
         return x
+
+
+class _Pace:
+    """How much longer than the job says each pass of each layer takes."""
+
+    def __init__(self, conditions: Conditions, rank: int, layers: int) -> None:
+        self._jitter = conditions.jitter
+        self._rank = rank
+        self._even = np.full((2, layers), conditions.slow_rank_factor(rank))
+        self.begin(0)
+
+    def begin(self, iteration: int) -> None:
+        """Draw for this rank and iteration, the same for every contender."""
+        self.forward, self.backward = self._even
+        if self._jitter:
+            random = np.random.default_rng((self._rank, iteration))
+            noise = np.exp(self._jitter * random.standard_normal(self._even.shape))
+            self.forward, self.backward = self._even * noise
 
 
 class _Gradient:
@@ -75,10 +101,12 @@ class _Gradient:
 
 
 class _EmulatedLayer(torch.nn.Module):
-    def __init__(self, layer: Layer, accelerator: Accelerator) -> None:
+    def __init__(self, layer: Layer, index: int, accelerator: Accelerator, pace: _Pace) -> None:
         super().__init__()
         self.layer = layer
+        self.index = index
         self.accelerator = accelerator
+        self.pace = pace
         self.gradients: list[_Gradient] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -92,15 +120,18 @@ class _Emulated(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, module: _EmulatedLayer, *weights: torch.Tensor
     ) -> torch.Tensor:
-        module.accelerator.compute(time.perf_counter(), module.layer.forward_s)
+        seconds = module.layer.forward_s * module.pace.forward[module.index]
+        module.accelerator.compute(time.perf_counter(), seconds)
         ctx.module = module
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         began = time.perf_counter()
-        gradients = [gradient.make() for gradient in ctx.module.gradients]
-        ctx.module.accelerator.compute(began, ctx.module.layer.backward_s)
+        module: _EmulatedLayer = ctx.module
+        gradients = [gradient.make() for gradient in module.gradients]
+        seconds = module.layer.backward_s * module.pace.backward[module.index]
+        module.accelerator.compute(began, seconds)
         return (outputs[0], None, *gradients)
 
 

@@ -7,7 +7,20 @@ import sys
 import typer
 
 from bytelane import __version__
-from bytelane.cli import compare, doctor, overlay, simulate, why, zoo
+from bytelane.cli import (
+    bench,
+    compare,
+    doctor,
+    lab,
+    overlay,
+    profile,
+    profile_network,
+    simulate,
+    sweep,
+    timeline,
+    why,
+    zoo,
+)
 from bytelane.errors import BytelaneError
 
 app = typer.Typer(
@@ -18,9 +31,15 @@ app = typer.Typer(
 )
 app.command()(simulate.simulate)
 app.command()(compare.compare)
+app.command()(sweep.sweep)
 app.command()(why.why)
+app.command()(timeline.timeline)
 app.command()(zoo.zoo)
+app.command(context_settings=profile.SETTINGS)(profile.profile)
+app.command()(profile_network.profile_network)
+app.command()(bench.bench)
 app.command()(overlay.overlay)
+app.add_typer(lab.app, name="lab")
 app.command()(doctor.doctor)
 
 

@@ -29,7 +29,7 @@ def require_equal(what: str, text: str, group: dist.ProcessGroup) -> None:
 
 def share_plan(plan: Plan | None, group: dist.ProcessGroup) -> Plan:
     """Give rank 0's plan to every rank, and make sure that all of them hold the same one."""
-    data = _bytes_from(0, b"" if plan is None else plan.encode(), group)
+    data = bytes_from(0, b"" if plan is None else plan.encode(), group)
     if not data:
         raise PlanMismatch("rank 0 could not make a plan; its own message says why")
     agreed = Plan.decode(data)
@@ -62,7 +62,7 @@ def copy_from_first(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> No
 
 def names_from_first(names: list[str], group: dist.ProcessGroup) -> list[str]:
     """Return rank 0's list of names on every rank."""
-    return msgspec.json.decode(_bytes_from(0, msgspec.json.encode(names), group), type=list[str])
+    return msgspec.json.decode(bytes_from(0, msgspec.json.encode(names), group), type=list[str])
 
 
 def refuse_together(problem: str, group: dist.ProcessGroup) -> None:
@@ -71,11 +71,12 @@ def refuse_together(problem: str, group: dist.ProcessGroup) -> None:
     dist.all_gather(lengths, torch.tensor([len(problem)]), group=group)
     for rank, length in enumerate(lengths):
         if length:
-            text = _bytes_from(rank, problem.encode(), group).decode()
+            text = bytes_from(rank, problem.encode(), group).decode()
             raise NotSupported(text if rank == group.rank() else f"rank {rank}: {text}")
 
 
-def _bytes_from(rank: int, data: bytes, group: dist.ProcessGroup) -> bytes:
+def bytes_from(rank: int, data: bytes, group: dist.ProcessGroup) -> bytes:
+    """Return one rank's bytes on every rank."""
     length = torch.tensor([len(data)])
     dist.broadcast(length, group_src=rank, group=group)
     if not length:

@@ -1,0 +1,215 @@
+"""How each contender trains, one class a way."""
+
+import time
+from itertools import pairwise
+from statistics import median
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from bytelane.bench.contender import ComputeOnly, Ddp, Fsdp, Ours
+from bytelane.bench.workload import Workload
+from bytelane.cluster import Cluster, Link
+from bytelane.core import CreditWindow, Knobs, Operation, Plan, SubTask, make_policy
+from bytelane.errors import NotSupported
+from bytelane.job import Job
+from bytelane.runtime.engine import Engine
+from bytelane.runtime.torch import attach
+from bytelane.runtime.torch.session import MEASURED_ITERATIONS
+from bytelane.runtime.torch.transport import AllReduceTransport
+from bytelane.sim import evaluate, make_planner
+
+TIMEOUT_S = 120.0
+UNITS = tuple(2**k for k in range(18, 23))
+IN_FLIGHT = (1, 2, 3, 4)
+
+
+class Trainer(Protocol):
+    """Something that can be timed."""
+
+    def warm_up(self) -> None: ...
+
+    def repeat(self, iterations: int) -> tuple[float, ...]: ...
+
+    def is_exact(self) -> bool | None: ...
+
+
+class PlainTrainer:
+    """Computes and never synchronises; the others add how they do."""
+
+    warm_up_iterations = 2
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.net = workload.model
+        self.optimizer = self._make_optimizer()
+        self.iterations = 0
+
+    def warm_up(self) -> None:
+        """Let everything be allocated, measured and planned."""
+        for _ in range(self.warm_up_iterations):
+            self._train_once()
+        self.flush()
+
+    def repeat(self, iterations: int) -> tuple[float, ...]:
+        """Return so many times from one forward pass to the next, in the steady state."""
+        # Nothing is under way when the first begins, and nobody sees the last one end.
+        starts = []
+        for _ in range(iterations + 2):
+            starts.append(time.perf_counter())
+            self._train_once()
+        self.flush()
+        return tuple(b - a for a, b in pairwise(starts[1:]))
+
+    def flush(self) -> None:
+        """Wait for what is still under way."""
+
+    def is_exact(self) -> bool | None:
+        """Tell whether all weights are what they must be; None if they are not synchronised."""
+        return None
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.workload.model.parameters(), lr=self.workload.learning_rate)
+
+    def _train_once(self) -> None:
+        self.optimizer.zero_grad()
+        self.workload.loss(self.net, self.iterations).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.iterations += 1
+
+
+class DdpTrainer(PlainTrainer):
+    """DistributedDataParallel as its documentation recommends it."""
+
+    def __init__(self, workload: Workload, bucket_bytes: int) -> None:
+        super().__init__(workload)
+        self.net = DistributedDataParallel(
+            workload.model, bucket_cap_mb=bucket_bytes / 2**20, gradient_as_bucket_view=True
+        )
+
+    def is_exact(self) -> bool:
+        return self.workload.is_exact(_weights(self.workload.model), self.iterations)
+
+
+class FsdpTrainer(PlainTrainer):
+    """FSDP2, a unit a module, parameters kept from forward to backward."""
+
+    def __init__(self, workload: Workload) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        super().__init__(workload)
+        if any(len(tensor.layers) > 1 for tensor in workload.job.tensors):
+            raise NotSupported("FSDP2 cannot shard layers that share a tensor")
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for module in workload.model.children():
+            if list(module.parameters()):
+                fully_shard(module, mesh=mesh, reshard_after_forward=False)
+        fully_shard(workload.model, mesh=mesh, reshard_after_forward=False)
+        self.optimizer = self._make_optimizer()  # of the shards
+
+    def is_exact(self) -> bool:
+        from torch.distributed.tensor import DTensor
+
+        whole = {}
+        for name, parameter in self.workload.model.named_parameters():
+            assert isinstance(parameter, DTensor)
+            whole[name] = parameter.full_tensor()
+        return self.workload.is_exact(whole, self.iterations)
+
+
+class OurTrainer(PlainTrainer):
+    """Bytelane."""
+
+    # After the measured iterations one more is spent under the new plan before any is counted.
+    warm_up_iterations = max(MEASURED_ITERATIONS) + 2
+
+    def __init__(self, workload: Workload, policy: str, knobs: Knobs, keep_iterations: int) -> None:
+        super().__init__(workload)
+        session = attach(
+            workload.model,
+            self.optimizer,
+            make_planner(policy, knobs),
+            timeout_s=TIMEOUT_S,
+            keep_iterations=self.warm_up_iterations + keep_iterations,
+        )
+        assert session is not None
+        self.knobs = knobs
+        self.session = session
+
+    def flush(self) -> None:
+        self.session.flush()
+
+    def is_exact(self) -> bool:
+        return self.workload.is_exact(_weights(self.workload.model), self.iterations)
+
+
+def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+class CommunicationTrainer:
+    """Sends everything at once, over and over."""
+
+    def __init__(self, total_bytes: int) -> None:
+        group = dist.new_group(backend="gloo")
+        assert isinstance(group, dist.ProcessGroup)
+        self._engines = [_sending(total_bytes, unit, group) for unit in UNITS]
+
+    def warm_up(self) -> None:
+        """Find the best unit. All ranks agree, since a time is that of the slowest."""
+        times = [median(self._time(*pair) for _ in range(2)) for pair in self._engines]
+        slowest = torch.tensor(times, dtype=torch.float64)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        self._engines = [self._engines[int(slowest.argmin())]]
+
+    def repeat(self, iterations: int) -> tuple[float, ...]:
+        return tuple(self._time(*self._engines[0]) for _ in range(iterations))
+
+    def is_exact(self) -> None:
+        return None
+
+    def _time(self, engine: Engine, transport: AllReduceTransport) -> float:
+        dist.barrier()
+        began = time.perf_counter()
+        engine.begin_iteration()
+        transport.begin_iteration()
+        engine.notify_ready(0)
+        engine.wait([0])
+        return time.perf_counter() - began
+
+
+def _sending(total: int, unit: int, group: dist.ProcessGroup) -> tuple[Engine, AllReduceTransport]:
+    cuts = [*range(0, total, unit), total]
+    operations = tuple(Operation((SubTask(0, a, b),)) for a, b in pairwise(cuts))
+    plan = Plan("communication only", (total,), operations, CreditWindow(2 * unit), barrier=True)
+    transport = AllReduceTransport(plan, torch.float32, group, ["everything"])
+    return Engine(plan, transport, tensor_names=("everything",), timeout_s=TIMEOUT_S), transport
+
+
+def make_trainer(
+    contender: ComputeOnly | Ddp | Fsdp | Ours, workload: Workload, link: Link, keep_iterations: int
+) -> Trainer:
+    """Build a contender; every rank must do so at the same time."""
+    match contender:
+        case ComputeOnly():
+            return PlainTrainer(workload)
+        case Ddp(bucket_bytes):
+            return DdpTrainer(workload, bucket_bytes)
+        case Fsdp():
+            return FsdpTrainer(workload)
+        case Ours(policy, knobs):
+            cluster = Cluster(dist.get_world_size(), link)
+            chosen = knobs or best_knobs(policy, workload.job, cluster)
+            return OurTrainer(workload, policy, chosen, keep_iterations)
+
+
+def best_knobs(policy: str, job: Job, cluster: Cluster) -> Knobs:
+    """Ask the simulator for the best part and window on this link."""
+    settings = [Knobs(unit, unit * count, unit) for unit in UNITS for count in IN_FLIGHT]
+    return min(
+        settings,
+        key=lambda k: evaluate(job, cluster, make_policy(policy, job, cluster, k), "interpreted"),
+    )

@@ -1,0 +1,110 @@
+"""``bytelane bench``: every baseline and our scheduler, for real, in one run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bytelane.cli.bench_output import document, print_result, require_exact, save_pictures
+from bytelane.cli.options import Credit, JobFile, Json, Partition, Policy, Workers
+from bytelane.cli.output import print_json
+
+if TYPE_CHECKING:
+    from bytelane.bench import Experiment, Result
+    from bytelane.lab import Lab
+
+Rate = Annotated[str, typer.Option(help="Rate of each host's link, e.g. 500Mbit.", metavar="RATE")]
+Mode = Annotated[str, typer.Option(help="The lab's: auto, namespace or pacing.", metavar="MODE")]
+
+
+def bench(
+    job: JobFile,
+    real: Annotated[
+        bool,
+        typer.Option(
+            "--real", help="JOB is a real model: cnn, gpt, or package.module:function of yours."
+        ),
+    ] = False,
+    workers: Workers = 4,
+    rate: Rate = "500Mbit",
+    total: Annotated[
+        str | None,
+        typer.Option(
+            "--bytes", help="Scale all tensors to this sum.", metavar="SIZE", show_default="as is"
+        ),
+    ] = None,
+    ratio: Annotated[
+        float | None,
+        typer.Option(
+            help="Scale computing to this many times the communication.", show_default="as is"
+        ),
+    ] = None,
+    policy: Policy = "bytescheduler",
+    partition: Partition = None,
+    credit: Credit = None,
+    jitter: Annotated[
+        float, typer.Option(help="Each layer's time varies by exp(JITTER x normal).")
+    ] = 0.0,
+    slow_rank: Annotated[float, typer.Option(help="Rank 1 computes longer by this factor.")] = 1.0,
+    iterations: Annotated[int, typer.Option(help="Iterations of a repetition.")] = 4,
+    repetitions: Annotated[int, typer.Option(help="Rounds through all contenders.")] = 3,
+    mode: Mode = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Also lay prediction and run over each other there.", metavar="FOLDER"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure computing and communication alone, DDP, FSDP2 and our scheduler, in one run.
+
+    The job's computing is emulated by sleeping; its communication is real, between the hosts of a
+    lab. Contenders take turns, and the final weights of each are compared with what they must be.
+    Without --partition and --credit both are chosen by simulation on the measured link.
+
+    Examples: bytelane bench resnet50 --bytes 25MB --ratio 1 --workers 4 --rate 500Mbit;
+    bytelane bench cnn --real --workers 2
+    """
+    from bytelane.api import choose_knobs, find_job
+    from bytelane.bench import Conditions, Experiment, Ours, everyone, scale_bytes
+    from bytelane.errors import InputError
+    from bytelane.job import Job
+    from bytelane.lab import Lab
+    from bytelane.units import parse_bytes
+
+    if real and total is not None:
+        raise InputError("--bytes has no effect on a real model; leave it out")
+    what = str(job) if real else find_job(job)
+    if isinstance(what, Job) and total is not None:
+        what = scale_bytes(what, parse_bytes(total))
+    given = partition is not None or credit is not None
+    ours = Ours(policy, choose_knobs(policy, partition, credit) if given else None)
+    experiment = Experiment(
+        what=what,
+        workers=workers,
+        contenders=everyone(ours),
+        iterations=iterations,
+        repetitions=repetitions,
+        ratio=ratio,
+        conditions=Conditions(jitter, slow_rank),
+    )
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # before the long work, in case that is not possible
+    lab = Lab(workers, rate, mode=mode)  # type: ignore[arg-type]  # refuses other modes itself
+    result = run_in(lab, experiment)
+    if out is not None:
+        save_pictures(result, out)
+    if as_json:
+        print_json(document(result, experiment, lab))
+    else:
+        print_result(result, experiment, lab)
+    require_exact(result)
+
+
+def run_in(lab: "Lab", experiment: "Experiment") -> "Result":
+    """Run an experiment in a lab of its own, and show how far it is."""
+    from rich.console import Console
+
+    from bytelane.bench import run_experiment
+
+    with Console(stderr=True).status("starting ranks") as status, lab:
+        return run_experiment(experiment, lab, progress=status.update)

@@ -1,0 +1,167 @@
+"""What ``bytelane bench`` and ``bytelane overlay`` tell: a table, JSON, pictures."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from bytelane.cli.output import print_table
+
+if TYPE_CHECKING:
+    from bytelane.bench import Cell, Experiment, Result
+    from bytelane.lab import Lab
+    from bytelane.report.overlay import Pair
+    from bytelane.trace import Trace
+
+
+def save_pictures(result: "Result", folder: Path) -> None:
+    """Write overlay.png and .svg, and overlay.json for Perfetto."""
+    from bytelane.report import draw_overlay
+    from bytelane.trace import save_chrome
+
+    pairs = [_pair(cell) for cell in result.cells if cell.prediction]
+    for suffix in ("png", "svg"):
+        draw_overlay(pairs, folder / f"overlay.{suffix}")
+    save_chrome([t for cell in result.cells for t in _named_traces(cell)], folder / "overlay.json")
+
+
+def _pair(cell: "Cell") -> "Pair":
+    from bytelane.report.overlay import Pair
+
+    assert cell.prediction is not None
+    seconds = cell.prediction.iteration_s
+    return Pair(
+        cell.contender.name,
+        cell.prediction.predicted,
+        cell.prediction.real,
+        seconds,
+        cell.iteration_s,
+    )
+
+
+def _named_traces(cell: "Cell") -> "list[Trace]":
+    import msgspec
+
+    found = cell.prediction
+    if found is None:
+        return []
+    return [
+        msgspec.structs.replace(trace, source=f"{cell.contender.name}, {what}")
+        for what, trace in (("predicted", found.predicted), ("real", found.real))
+    ]
+
+
+def print_result(result: "Result", experiment: "Experiment", lab: "Lab") -> None:
+    """Print a table, a line a contender, and what is to be said of it."""
+    from bytelane.units import format_bytes, format_rate
+
+    size = format_bytes(result.job.total_bytes)
+    print(f"{result.job.name}, {size}, on {result.workers} workers, {format_rate(lab.rates[0])}")
+    print(f"({lab.mode} lab; measured between the ranks: {result.link})\n")
+    titles = ("", "iteration", "spread", "of bound", "over best DDP", "off prediction", "weights")
+    columns = list(zip(titles, *(_row(cell, result) for cell in result.cells), strict=True))
+    told = [column for column in columns if any(column[1:])]
+    first, *rows = zip(*told, strict=True)
+    print_table(first, rows)
+    for line in _remarks(result, experiment):
+        print(line)
+
+
+def _row(cell: "Cell", result: "Result") -> tuple[str, ...]:
+    from bytelane.units import format_seconds
+
+    if cell.failure:
+        return (cell.contender.name, "did not run", "", "", "", "", "")
+    seconds, best, bound = cell.iteration_s, _best_ddp_s(result), result.bound_s
+    predicted = cell.prediction.iteration_s if cell.prediction else None
+    return (
+        cell.contender.name,
+        format_seconds(seconds),
+        _spread(cell),
+        f"{seconds / bound:.2f}x" if bound else "",
+        f"{best / seconds:.2f}x" if best else "",
+        f"{seconds / predicted - 1:+.1%}" if predicted else "",
+        {True: "exact", False: "WRONG", None: ""}[cell.exact],
+    )
+
+
+def _spread(cell: "Cell") -> str:
+    if len(cell.times_s) < 2:
+        return ""
+    return f"{cell.spread:.1%}" + ("" if cell.is_quiet else " !")
+
+
+def _remarks(result: "Result", experiment: "Experiment") -> list[str]:
+    from bytelane.units import format_bytes
+
+    lines = [""]
+    for cell in result.cells:
+        if cell.failure:
+            lines.append(f"{cell.contender.name} did not run here: {cell.failure}")
+        if cell.prediction and cell.prediction.knobs.partition_bytes:
+            knobs = cell.prediction.knobs
+            lines.append(
+                f"{cell.contender.name}: parts of {format_bytes(knobs.partition_bytes or 0)}, "
+                f"{format_bytes(knobs.credit_bytes or 0)} in flight"
+            )
+    once = [c.contender.name for c in result.cells if 0 < len(c.times_s) < experiment.repetitions]
+    if once:
+        lines.append(f"not repeated, since far behind: {'; '.join(once)}")
+    if experiment.repetitions > 1 and not all(c.is_quiet for c in result.cells if c.times_s):
+        lines.append("! the repetitions differ by more than 3 %: the machine was not quiet enough")
+    verdict = "noticed" if result.mutation_found else "did NOT notice"
+    lines.append(f"the check of the weights {verdict} a piece that was put one element too far")
+    return lines
+
+
+def _best_ddp_s(result: "Result") -> float | None:
+    from bytelane.bench import Ddp
+
+    times = [c.iteration_s for c in result.cells if isinstance(c.contender, Ddp) and c.times_s]
+    return min(times, default=None)
+
+
+def document(result: "Result", experiment: "Experiment", lab: "Lab") -> dict[str, Any]:
+    """Return everything as one JSON object, units in the keys."""
+    best = _best_ddp_s(result)
+    return {
+        "job": result.job.name,
+        "total_bytes": result.job.total_bytes,
+        "workers": result.workers,
+        "lab_mode": lab.mode,
+        "rate_bit_per_s": lab.rates[0] * 8,
+        "link_bit_per_s": result.link.rate * 8,
+        "link_overhead_ms": result.link.overhead_s * 1e3,
+        "link_latency_ms": result.link.latency_s * 1e3,
+        "ratio": experiment.ratio,
+        "jitter": experiment.conditions.jitter,
+        "slow_rank": experiment.conditions.slow_rank,
+        "bound_ms": result.bound_s and result.bound_s * 1e3,
+        "best_ddp_ms": best and best * 1e3,
+        "mutation_found": result.mutation_found,
+        "contenders": [_cell_document(cell) for cell in result.cells],
+    }
+
+
+def _cell_document(cell: "Cell") -> dict[str, Any]:
+    if cell.failure:
+        return {"name": cell.contender.name, "failure": cell.failure}
+    found = cell.prediction
+    return {
+        "name": cell.contender.name,
+        "iteration_ms": cell.iteration_s * 1e3,
+        "spread_percent": cell.spread * 100,
+        "repetitions_ms": [seconds * 1e3 for seconds in cell.repetitions_s],
+        "weights_exact": cell.exact,
+        "predicted_ms": found and found.iteration_s * 1e3,
+        "partition_bytes": found and found.knobs.partition_bytes,
+        "credit_bytes": found and found.knobs.credit_bytes,
+    }
+
+
+def require_exact(result: "Result") -> None:
+    """End with a failure if any contender's weights are wrong, or if the check is."""
+    if any(cell.exact is False for cell in result.cells) or not result.mutation_found:
+        print("bytelane: error: the weights are not what they must be", file=sys.stderr)
+        raise typer.Exit(1)

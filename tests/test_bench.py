@@ -1,0 +1,248 @@
+"""Every contender for real, from the command line to the picture, on real processes."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from bytelane.bench import (
+    Cell,
+    CommunicationOnly,
+    ComputeOnly,
+    Conditions,
+    Ddp,
+    Experiment,
+    Fsdp,
+    Ours,
+    Result,
+    everyone,
+    run_experiment,
+    scale_bytes,
+    scale_compute,
+)
+from bytelane.bench.emulate import EmulatedModel, expected_weight, gradient_shift
+from bytelane.bench.models import load_task
+from bytelane.cli.main import app
+from bytelane.cluster import Link
+from bytelane.core import Knobs
+from bytelane.errors import InputError, TrainingError
+from bytelane.job import Job, Layer, Tensor, save
+from bytelane.lab import Lab
+from bytelane.measure import measure_link
+from ranks import Pool
+from strategies import jobs
+
+SMALL = Job(
+    "small",
+    tuple(Layer(f"l{i}", 2e-3, 4e-3) for i in range(4)),
+    (
+        Tensor("embedding", 40_000, (0, 3)),
+        Tensor("l1.a", 20_000, (1,)),
+        Tensor("l1.b", 400, (1,)),
+        Tensor("l3", 200_000, (3,)),
+    ),
+)
+UNTIED = msgspec.structs.replace(SMALL, tensors=SMALL.tensors[1:])
+OURS = Ours("bytescheduler", Knobs(65536, 131072))
+
+
+def experiment(**changes: object) -> Experiment:
+    values = {"what": SMALL, "workers": 2, "contenders": (OURS,), "iterations": 3, "repetitions": 1}
+    return Experiment(**(values | changes))  # type: ignore[arg-type]
+
+
+def run(what: Experiment, timeout_s: float = 90) -> Result:
+    with Lab(what.workers, "160Mbit", mode="pacing") as lab:
+        return run_experiment(what, lab, timeout_s=timeout_s)
+
+
+def test_everyone_trains_exactly_and_the_check_can_fail() -> None:
+    what = experiment(what=UNTIED, contenders=everyone(Ours("bytescheduler", None)), ratio=1.0)
+    result = run(what)
+    assert [cell.contender for cell in result.cells] == list(what.contenders)
+    for cell in result.cells:
+        alone = isinstance(cell.contender, ComputeOnly | CommunicationOnly)
+        assert cell.failure == ""
+        assert cell.exact is (None if alone else True), cell.contender.name
+        assert [len(times) for times in cell.times_s] == [3]
+    assert result.mutation_found
+    assert result.bound_s is not None
+    compute, communication = result.cell(ComputeOnly), result.cell(CommunicationOnly)
+    assert compute is not None
+    assert communication is not None
+    assert result.bound_s == max(compute.iteration_s, communication.iteration_s)
+
+
+def test_a_rival_that_cannot_run_is_told_and_ours_goes_on() -> None:
+    result = run(experiment(contenders=(Fsdp(), OURS)))
+    assert "share a tensor" in result.cells[0].failure
+    assert result.cells[1].exact
+
+
+def test_jitter_and_a_slow_rank_change_times_but_no_weights() -> None:
+    conditions = Conditions(jitter=0.2, slow_rank=1.5)
+    result = run(experiment(conditions=conditions, contenders=(Ddp(2**20), OURS)))
+    assert [cell.exact for cell in result.cells] == [True, True]
+
+
+@pytest.mark.parametrize("model", ["cnn", "gpt"])
+def test_real_models_train_as_plainly_as_possible(model: str) -> None:
+    result = run(experiment(what=model, contenders=(Ddp(2**20), OURS)))
+    assert [cell.exact for cell in result.cells] == [True, True]
+    assert result.mutation_found
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [("rnn", "neither one of cnn, gpt"), ("json:nothing", "json:nothing' cannot be loaded")],
+)
+def test_a_model_that_is_not_there_is_named(name: str, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        load_task(name)
+
+
+def test_both_traces_show_the_same_operations() -> None:
+    (cell,) = run(experiment()).cells
+    found = cell.prediction
+    assert found is not None
+    predicted, real = (
+        sorted((s.name, s.bytes) for s in trace.spans if s.kind == "transfer" and s.iteration == k)
+        for trace, k in ((found.predicted, 1), (found.real, min(found.real.iteration_start_s)))
+    )
+    assert predicted == real
+
+
+def test_the_command_writes_picture_trace_and_numbers(tmp_path: Path) -> None:
+    save(SMALL, tmp_path / "small.toml")
+    command = ["overlay", str(tmp_path / "small.toml"), "--rate", "160Mbit", "--json"]
+    command += ["--partition", "64KiB", "--iterations", "4", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    contenders = json.loads(done.stdout)["contenders"]
+    ours = [f"bytelane, {policy}" for policy in ("fifo", "bytescheduler")]
+    assert [c["name"] for c in contenders] == ["compute only", "communication only", *ours]
+    for contender in contenders[2:]:
+        assert contender["weights_exact"]
+        assert contender["predicted_ms"] > 0
+    assert (tmp_path / "out/overlay.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "out/overlay.svg").read_text()
+    events = json.loads((tmp_path / "out/overlay.json").read_text())["traceEvents"]
+    shown = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert shown == {f"{name}, {way}" for name in ours for way in ("predicted", "real")}
+
+
+def test_the_table_has_a_line_a_contender(tmp_path: Path) -> None:
+    save(SMALL, tmp_path / "small.toml")
+    command = ["bench", str(tmp_path / "small.toml"), "--rate", "160Mbit", "--workers", "2"]
+    command += ["--iterations", "3", "--repetitions", "2", "--bytes", "100kB", "--ratio", "0.5"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    for name in ("compute only", "DDP, 1 MiB buckets", "bytelane, fifo", "bytelane, bytescheduler"):
+        assert any(line.startswith(name) for line in done.stdout.splitlines()), name
+    assert "FSDP2 did not run here" in done.stdout
+    assert "noticed a piece" in done.stdout
+
+
+def test_a_rank_that_fails_ends_the_run_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nif os.environ.get('RANK') == '1': sys.exit('rank 1 is on strike')"
+    )
+    with pytest.raises(TrainingError, match=r"rank \d failed: .*on strike"):
+        run(experiment())
+
+
+def test_ranks_that_take_too_long_are_ended() -> None:
+    with pytest.raises(TrainingError, match=r"did not finish within 0.5 s"):
+        run(experiment(), timeout_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"workers": 3}, "3 workers: an exact check needs one of 2, 4, 8"),
+        ({"iterations": 2}, "2 iterations are too few"),
+        ({"repetitions": 0}, "0 repetitions are too few"),
+        ({"ratio": 0.0}, "a ratio of 0.0 makes no sense"),
+        ({"what": "cnn", "ratio": 1.0}, "no effect on a real model"),
+        ({"contenders": (OURS, OURS)}, "named twice"),
+        ({"what": Job("j", SMALL.layers, ())}, "nothing to compare"),
+        ({"what": Job("j", SMALL.layers, (Tensor("odd", 7, (0,)),))}, "7 bytes are not whole"),
+    ],
+)
+def test_impossible_experiments_are_refused(changes: dict[str, object], complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        experiment(**changes)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Conditions(jitter=-0.1),
+        lambda: Conditions(slow_rank=0.0),
+        lambda: Ddp(0),
+        lambda: Ours("nonsense", None),
+        lambda: Ours("dear", None),
+        lambda: Ours("optimal", Knobs()),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_ranks_start(make: object) -> None:
+    with pytest.raises(InputError):
+        make()  # type: ignore[operator]
+
+
+def test_a_cell_tells_the_median_and_how_far_repetitions_lie_apart() -> None:
+    cell = Cell(OURS, ((1.0, 9.0, 1.0), (1.1, 1.1, 1.1), (1.2, 1.2, 0.0)))
+    assert cell.iteration_s == 1.1
+    assert cell.spread == pytest.approx(0.2 / 1.1)
+    assert not cell.is_quiet
+
+
+@given(jobs().filter(lambda job: bool(job.tensors)), st.integers(100, 10**6))
+def test_scaling_keeps_the_shape(job: Job, total: int) -> None:
+    scaled = scale_bytes(job, total)
+    assert all(tensor.bytes % 4 == 0 for tensor in scaled.tensors)
+    assert abs(scaled.total_bytes - total) <= 4 * len(job.tensors)
+    assert scale_compute(job, 2.5).compute_s == pytest.approx(2.5)
+
+
+def test_emulated_gradients_differ_by_rank_tensor_position_and_iteration() -> None:
+    def gradient(rank: int, tensor: int, iteration: int) -> torch.Tensor:
+        model = EmulatedModel(SMALL, rank)
+        model.iteration = iteration
+        model(torch.zeros(1, requires_grad=True)).sum().backward()
+        found = model.weights[tensor].grad
+        assert found is not None
+        return found[:100]
+
+    base = gradient(0, 0, 0)
+    assert len(set(base.tolist())) == 100
+    for other in (gradient(1, 0, 0), gradient(0, 1, 0), gradient(0, 0, 1)):
+        assert not torch.equal(base, other)
+
+
+def test_the_expected_weight_is_plain_sgd_by_hand() -> None:
+    patterns = torch.arange(5, dtype=torch.float32) + 31
+    weight = torch.zeros(5)
+    for iteration in range(3):
+        weight -= sum(patterns + gradient_shift(rank, 1, iteration) for rank in range(2)) / 2
+    assert torch.equal(weight, expected_weight(1, 5, world=2, iterations=3))
+
+
+def measured(rank: int) -> Link:
+    import torch.distributed as dist
+
+    group = dist.new_group(backend="gloo")
+    return measure_link(group)[0]
+
+
+def test_every_rank_can_measure_its_link(two_ranks: Pool) -> None:
+    for link in two_ranks.run(measured):
+        assert link.rate > 0
