@@ -1,6 +1,8 @@
-# The two commands of the README do all the set-up by themselves, in .venv.
+# The commands of the README do all the set-up by themselves, in .venv.
 #   make demo    the simulator, then a two-rank training run beside its own prediction
 #   make test    format, lint, types, import contracts, tests with coverage
+#   make docs    the pages in docs/ as HTML, in out/docs
+#   make soak    a thousand labs, started and killed (about ten minutes)
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +12,7 @@ HAS_TORCH := $(shell $(PYTHON) tools/has_torch.py && echo yes)
 VENV_FLAGS := $(if $(HAS_TORCH),--system-site-packages)
 TORCH := $(if $(HAS_TORCH),,torch)
 
-.PHONY: demo test format lint types contracts unit clean
+.PHONY: demo test docs soak format lint types contracts unit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/bytelane simulate examples/vgg16.toml --workers 4 --bandwidth 25Gbit --policy fifo
@@ -39,6 +41,14 @@ unit: $(VENV)/.dev
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include='src/bytelane/core/*' --fail-under=100
 
+# Warnings are errors: a link that leads nowhere, a name that is not there.
+docs: $(VENV)/.docs
+	$(BIN)/sphinx-build -q -W --keep-going -b html -d out/doctrees docs out/docs
+	@echo "see out/docs/index.html"
+
+soak: $(VENV)/.dev
+	$(BIN)/python tests/soak/lab.py --cycles 1000
+
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -53,6 +63,10 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python tools/install.py dev $(TORCH)
+	touch $@
+
+$(VENV)/.docs: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python tools/install.py docs
 	touch $@
 
 clean:

@@ -1,0 +1,22 @@
+"""The command line, as typer itself writes it down."""
+
+import html
+import re
+import subprocess
+import sys
+
+
+def cli_reference() -> str:
+    """Return one section a command: how it is called, what it does, all of its options."""
+    command = [sys.executable, "-m", "typer", "bytelane.cli.main", "utils", "docs"]
+    done = subprocess.run(
+        [*command, "--name", "bytelane"], capture_output=True, text=True, timeout=60, check=True
+    )
+    sections = html.unescape(done.stdout).split("\n## ")[1:]
+    return "\n".join(f"## {_tidy(section)}" for section in sections)
+
+
+def _tidy(section: str) -> str:
+    """Set examples as code; drop what stands under every command."""
+    section = re.sub(r"Example: (bytelane .*)", r"\n\nExample: `\1`", section)
+    return section.replace("* `--help`: Show this message and exit.\n", "")
