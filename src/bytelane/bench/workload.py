@@ -105,4 +105,4 @@ def measure_job(name: str) -> Job:
     """Profile a real model on this rank."""
     task = load_task(name)
     batch = task.make_batch(torch.Generator().manual_seed(0))
-    return profile(task.model, batch, task.loss, iterations=10).job
+    return profile(task.model, batch, task.loss, iterations=5).job
