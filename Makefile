@@ -33,10 +33,11 @@ types: $(VENV)/.dev
 contracts: $(VENV)/.dev
 	$(BIN)/lint-imports
 
-# The core has its own, stricter rule: every branch is taken by some test.
+# A file of tests stays on one core, so that its pool of processes starts once. The core has its own,
+# stricter rule: every branch is taken by some test.
 unit: $(VENV)/.dev
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage run -m pytest -n 2 --dist loadfile
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include='src/bytelane/core/*' --fail-under=100
