@@ -1,13 +1,14 @@
 """Does a profiled job take as long as the training that it was made from?
 
-A plain loop without any hook is timed just before and just after profiling; the simulator's
-compute-only time is divided by the median of both. On a machine that others use too, both are CPU
-times of the one thread that trains; --wall takes the time of day instead.
+A plain loop without any hook and profiling take turns, a few iterations each; the median of the
+simulator's compute-only times is divided by the median of the plain iterations. On a machine that
+others use too, both are CPU times of the one thread that trains; --wall takes the time of day.
 
-python benchmarks/profiling.py [--wall] [--repeats 3]
+python benchmarks/profiling.py [--wall] [--rounds 15]
 """
 
 import argparse
+import os
 import platform
 import sys
 import time
@@ -28,6 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 from resnet50 import ResNet50
 
 WANTED_PERCENT = 3
+# Otherwise the C library gives memory back and fetches it again, at thousands of page faults an
+# iteration or at none, as the heap happens to lie: the same plain loop then differs by up to 1.8 x.
+STEADY = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
 
 
 class Watch(NamedTuple):
@@ -98,13 +102,15 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
 }
 
 
-class Outcome(NamedTuple):
-    measured_s: float
-    spread: float
-    """Of the plain iterations, between the quartiles, as a fraction."""
-    ratio: float
-    overhead: float
-    ratio_of_passes: float
+class Round(NamedTuple):
+    """A few plain iterations beside a profile of as many."""
+
+    plain_s: float
+    simulated_s: float
+    hooks: float
+    """What observing adds to an iteration, as a fraction."""
+    backward: float
+    """As a multiple of forward."""
 
 
 def plain(
@@ -122,23 +128,25 @@ def plain(
     return times
 
 
-def measure(name: str, iterations: int, watch: Watch) -> Outcome:
+def rounds_of(name: str, count: int, watch: Watch) -> list[Round]:
     make, make_batch = CASES[name]
     torch.manual_seed(0)
     model, batch = make(), make_batch()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    plain(model, optimizer, batch, 3, watch)
-    times = plain(model, optimizer, batch, iterations, watch)
+    return [one_round(model, optimizer, batch, watch) for _ in range(count)]
+
+
+def one_round(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, watch: Watch
+) -> Round:
+    times = plain(model, optimizer, batch, 4, watch)[1:]
     found = profile_model(
-        model, batch, cross_entropy, optimizer, iterations=iterations, warmup=3, clock=watch
+        model, batch, cross_entropy, optimizer, iterations=4, warmup=1, clock=watch
     )
-    times += plain(model, optimizer, batch, iterations, watch)
-    low, middle, high = quantiles(times, n=4)
-    simulated = bytelane.simulate(found.job, workers=1)
-    return Outcome(
-        middle,
-        (high - low) / middle,
-        simulated.iteration_s / middle,
+    times += plain(model, optimizer, batch, 4, watch)[1:]
+    return Round(
+        median(times),
+        bytelane.simulate(found.job, workers=1).iteration_s,
         found.marks * found.mark_s / found.iteration.median_s,
         found.stages["backward"].median_s / found.stages["forward"].median_s,
     )
@@ -147,28 +155,29 @@ def measure(name: str, iterations: int, watch: Watch) -> Outcome:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare profiled jobs with plain training.")
     parser.add_argument("--wall", action="store_true", help="the time of day, not of the CPU")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=15)
     settings = parser.parse_args()
+    if not STEADY.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | STEADY)
     torch.set_num_threads(1)
     watch = Watch(time.perf_counter if settings.wall else time.thread_time)
-    found: dict[str, list[Outcome]] = {name: [] for name in CASES}
-    for _ in range(settings.repeats):  # in turns, so that a busy minute hits all of them
-        for name, outcomes in found.items():
-            outcomes.append(measure(name, settings.iterations, watch))
-    title = f"{'model':<36}{'iteration':>11}{'spread':>8}{'simulated / measured':>30}"
-    print(f"{title}{'hooks':>8}{'forward : backward':>20}")
-    for name, outcomes in found.items():
-        ratios = sorted(one.ratio for one in outcomes)
+    print(
+        f"{'model':<34}{'plain':>10}{'simulated / plain':>19}{'one round (quartiles)':>24}", end=""
+    )
+    print(f"{'hooks':>8}{'backward / forward':>20}")
+    for name in CASES:
+        rounds = rounds_of(name, settings.rounds, watch)
+        plain_s = median(one.plain_s for one in rounds)
+        ratio = median(one.simulated_s for one in rounds) / plain_s
+        low, _, high = quantiles([one.simulated_s / one.plain_s for one in rounds], n=4)
         print(
-            f"{name:<36}{median(o.measured_s for o in outcomes) * 1e3:8.1f} ms"
-            f"{median(o.spread for o in outcomes):8.1%}"
-            f"{median(ratios):12.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
-            f"{median(o.overhead for o in outcomes):8.2%}"
-            f"{median(o.ratio_of_passes for o in outcomes):14.2f} : 1"
+            f"{name:<34}{plain_s * 1e3:7.1f} ms{ratio:19.3f}{f'{low:.3f} to {high:.3f}':>24}"
+            f"{median(one.hooks for one in rounds):8.2%}"
+            f"{median(one.backward for one in rounds):20.2f}",
+            flush=True,
         )
     print(
-        f"wanted: within {WANTED_PERCENT} %; {settings.repeats} repeats, one thread, "
+        f"wanted: within {WANTED_PERCENT} %; {settings.rounds} rounds, one thread, "
         f"{'time of day' if settings.wall else 'CPU time'}"
     )
     print(f"{platform.platform()}, Python {platform.python_version()}, torch {torch.__version__}")

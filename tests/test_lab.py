@@ -235,6 +235,28 @@ def test_a_rate_can_change_for_one_host_or_for_all() -> None:
         assert rates(lab) == [5e6] * 3 == lab.rates
 
 
+def test_pacing_changes_connections_that_are_open() -> None:
+    need("pacing")
+    script = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+for rate in (12_500_000, 2_500_000):
+    while client.getsockopt(socket.SOL_SOCKET, 47) != rate:
+        time.sleep(0.01)
+    print(rate)
+"""
+    heard = Heard()
+    with Lab(2, "100Mbit", mode="pacing") as lab:
+        run = lab.start(python(script), output=heard)
+        while len(heard.lines) < 2:
+            assert run.exit_code is None
+            time.sleep(0.01)
+        lab.set_rate("20Mbit")
+        assert run.wait(20) == 0
+    assert heard.of(0) == heard.of(1) == ["12500000", "2500000"]
+
+
 def test_a_change_keeps_the_priorities() -> None:
     need("namespace")
     with Lab(2, "100Mbit", priority="pfifo_fast") as lab:

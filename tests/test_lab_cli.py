@@ -17,7 +17,8 @@ import pytest
 
 import bytelane
 from bytelane.cli import main
-from bytelane.lab import Lab
+from bytelane.cli.lab_output import print_check
+from bytelane.lab import Hop, Lab
 from bytelane.lab.marker import LabName
 from labs import need, process_marked, remains
 
@@ -110,7 +111,8 @@ def test_a_schedule_is_followed(lab: Verb, tmp_path: Path) -> None:
     script = 'until tc qdisc show dev lane0 | grep -o "rate 77Mbit"; do sleep 0.05; done'
     options = ["--schedule", str(tmp_path / "s.csv"), "--timeout", "20s", "--no-check"]
     done = lab("run", "--rate", "100Mbit", *options, "--", "sh", "-c", script)
-    assert (done.returncode, done.stdout) == (0, "[0] rate 77Mbit\n[1] rate 77Mbit\n")
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[0] rate 77Mbit", "[1] rate 77Mbit"]
 
 
 def test_traffic_beside_a_command(lab: Verb, tmp_path: Path) -> None:
@@ -253,6 +255,50 @@ def test_check_says_when_a_rate_cannot_be_trusted(lab: Verb) -> None:
     done = lab("check", "--rate", "900Gbit", "--seconds", "0.4")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1].startswith("this machine cannot be trusted with 900 Gbit/s")
+
+
+def hops(asked_mbit: float, *ratios: float) -> list[Hop]:
+    rate = asked_mbit * 1e6 / 8
+    return [Hop(i, i + 1, rate, rate * ratio, "namespace") for i, ratio in enumerate(ratios)]
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        ([hops(100, 0.95, 0.95), hops(200, 0.96)], "trust this machine up to 200 Mbit/s {}"),
+        (
+            [hops(100, 0.95), hops(200, 0.96), hops(500, 0.95, 0.4)],
+            "trust this machine up to 200 Mbit/s {}, not beyond",
+        ),
+        ([hops(100, 0.4)], "this machine cannot be trusted with 100 Mbit/s {}"),
+        ([hops(100, 1.1)], "this machine cannot be trusted with 100 Mbit/s {}"),
+    ],
+)
+def test_the_verdict_is_the_highest_rate_before_the_first_wrong_one(
+    found: list[list[Hop]], verdict: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_check(Lab(4, "1Gbit"), found, [])
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == verdict.format("with 4 hosts in mode namespace")
+
+
+def test_a_sweep_shows_the_slowest_link_of_each_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    print_check(Lab(2, "1Gbit"), [hops(100, 0.95, 0.96), hops(1000, 0.5, 0.95)], [])
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "asked       slowest link           ratio  right",
+        "100 Mbit/s     95 Mbit/s  0.950 to 0.960    yes",
+        "1 Gbit/s      500 Mbit/s  0.500 to 0.950     no",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "is_right"), [(0.89, False), (0.9, True), (1.01, True), (1.02, False)]
+)
+def test_a_link_is_right_within_six_percent_of_what_tcp_can_get(
+    ratio: float, is_right: bool
+) -> None:
+    (hop,) = hops(100, ratio)
+    assert hop.is_right is is_right
 
 
 def test_traffic_prints_completion_times(lab: Verb) -> None:

@@ -3,9 +3,11 @@
 import re
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bytelane.errors import LabError
 from bytelane.lab.links import (
     MOST_HOSTS,
     PACKET_BYTES,
@@ -17,7 +19,9 @@ from bytelane.lab.links import (
     wire_host,
     wire_switch,
 )
+from bytelane.lab.tools import run_batch
 from bytelane.units import parse_rate
+from labs import need
 
 rates = st.floats(parse_rate("500kbit"), parse_rate("100Gbit"))
 hosts = st.integers(2, MOST_HOSTS)
@@ -117,3 +121,9 @@ def test_a_change_adds_no_filter_and_no_root() -> None:
     for line in shape_port("change", 0, 1e8, "htb") + shape_host("change", 1e8, "pfifo_fast"):
         assert line.split()[1] == "change"
         assert not line.startswith("filter")
+
+
+def test_a_line_that_a_tool_refuses_is_named() -> None:
+    need("namespace")  # where there is an ip command
+    with pytest.raises(LabError, match=r'^ip nonsense: Object "nonsense" is unknown'):
+        run_batch("ip", ["link show lo", "nonsense", "link show lo"])

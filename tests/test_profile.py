@@ -371,6 +371,13 @@ def test_the_note_says_when_a_model_is_not_in_training_mode() -> None:
     assert "eval mode" in profile(chain().eval(), torch.ones(2, 24)).notes[0]
 
 
+def test_many_page_faults_are_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = itertools.count(0, 60_000)
+    monkeypatch.setattr("bytelane.measure.loop._page_faults", lambda: next(faults))
+    (note,) = profile(Timed(1, 2)).notes
+    assert note.startswith("10000 page faults an iteration")
+
+
 # --- batches and losses -------------------------------------------------------------------------
 
 

@@ -94,10 +94,13 @@ class Lab:
     ) -> None:
         try:
             for run in self._runs:
-                run.stop()
+                if not run.is_stopping:  # or somebody has lost patience, with a second Ctrl-C
+                    run.stop()
         finally:
             self._opened().close()
             self._control = None
+            for run in self._runs:
+                run.stop()
             self._runs.clear()
 
     @property

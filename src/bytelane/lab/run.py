@@ -70,6 +70,11 @@ class Run:
             return None
         return next((code for code in self.codes.values() if code), 0)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it has been stopped, or one rank has failed."""
+        return self._kill_at is not None
+
     def wait(self, timeout_s: float | None = None) -> int:
         """Wait until all have ended; return the exit code. In time, or they are stopped."""
         try:

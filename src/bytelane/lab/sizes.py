@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from bytelane.errors import InputError
-from bytelane.units import format_bytes
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -50,9 +49,6 @@ class Sizes(msgspec.Struct, frozen=True):
         return max(
             1, round(self.bytes[above - 1] + part * (self.bytes[above] - self.bytes[above - 1]))
         )
-
-    def __str__(self) -> str:
-        return f"{format_bytes(round(self.mean_bytes))} on average"
 
 
 # Web search in a data centre: measured for DCTCP (Alizadeh et al., SIGCOMM 2010), used since by

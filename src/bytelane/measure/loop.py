@@ -1,5 +1,6 @@
 """Train a model for a few iterations with hooks, and for as many without."""
 
+import resource
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from bytelane.measure.record import Clock, Recorder
 from bytelane.measure.result import Profile, TensorUse, make_profile
 
 Loss = Callable[..., torch.Tensor]
+# At a quarter of a microsecond or more each, and mostly many more if any.
+MANY_FAULTS = 1000
 
 
 def profile_model(
@@ -48,10 +51,12 @@ def profile_model(
         for _ in range(warmup - 1):
             loop.iterate()
         recorder.forget()
+        before = _page_faults()
         in_turns(Observer(gates, recorder), loop.iterate, iterations)
+        faults = (_page_faults() - before) / (2 * iterations)
         found = recorder.iterations()
-    notes = [] if model.training else ["the model is in eval mode, as it was given"]
     mark_s = calibrate(recorder.clock, next(model.parameters()).device)
+    notes = _notes(model, faults)
     return make_profile(type(model).__name__, found, tensors_of(gates), mark_s, notes)
 
 
@@ -60,6 +65,23 @@ def require_iterations(iterations: int, warmup: int) -> None:
         raise InputError(f"{iterations} iterations have no median worth its name; use 3 or more")
     if warmup < 1:
         raise InputError(f"a warm-up of {warmup} iterations is not possible; use 1 or more")
+
+
+def _notes(model: torch.nn.Module, faults: float) -> list[str]:
+    notes = []
+    if not model.training:
+        notes.append("the model is in eval mode, as it was given")
+    if faults > MANY_FAULTS:
+        notes.append(
+            f"{faults:.0f} page faults an iteration: memory is given back and fetched again, and "
+            "a loop of your own may fare otherwise; MALLOC_TRIM_THRESHOLD_=17179869184 and "
+            "MALLOC_MMAP_THRESHOLD_=33554432 in the environment steady that"
+        )
+    return notes
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def tensors_of(gates: Gates) -> list[TensorUse]:
