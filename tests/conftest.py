@@ -12,6 +12,15 @@ settings.register_profile("bytelane", deadline=None)
 settings.load_profile("bytelane")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def labs_end_as_they_would(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Do not measure the coverage of what a lab starts: writing it down delays its end."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.module.__name__.startswith("test_lab"):
+            patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def two_ranks() -> Iterator[Pool]:
     """Two processes that stay for the whole run, so that a case costs well under a second."""

@@ -71,13 +71,6 @@ def test_the_commands_own_options_need_no_separator(lab: Verb) -> None:
     assert (done.returncode, done.stdout) == (0, "[0] --help --rate\n[1] --help --rate\n")
 
 
-def test_links_are_measured_first(lab: Verb) -> None:
-    need("pacing")
-    done = lab("run", "--rate", "50Mbit", "--", "true")
-    assert done.returncode == 0
-    assert "checked: the links carry" in done.stderr or "warning: from host" in done.stderr
-
-
 def test_links_that_are_not_right_are_refused_when_asked_to(lab: Verb) -> None:
     need("namespace")
     done = lab("run", "--rate", "900Gbit", "--check", "--", "echo", "never")

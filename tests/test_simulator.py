@@ -175,6 +175,11 @@ def test_one_unit_for_everything_waits_for_the_last_gradient(
         assert found.iteration_s == max(arrived, computed) + after
 
 
+def test_nothing_at_all_takes_no_time() -> None:
+    idle = Job("idle", (Layer("l", 0.0, 0.0),), ())
+    assert simulate(idle, "units", lam=0.125, workers=1).iteration_s == 0.0
+
+
 def test_what_travels_in_one_message_pays_its_overhead_once() -> None:
     layer = Job("one layer", (Layer("l", 1.0, 1.0),), tuple(Tensor(t, 8, (0,)) for t in "abc"))
     assert simulate(layer, "fusion", theta=0.5).communication_s == 3.5

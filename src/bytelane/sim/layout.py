@@ -124,6 +124,8 @@ def _ticks_per_s(step_s: Floats, send_s: Floats, latency_s: float) -> float:
     if not math.isfinite(longest * ITERATIONS_WITH_JITTER * (step_s.size + 2 * send_s.size)):
         raise InputError("these times are so long that they cannot be added up")
     total = float(step_s.sum()) / step_s.shape[0] + float(send_s.sum()) + send_s.size * latency_s
+    if not total:  # a latency that nobody pays
+        return 1.0
     room = min(LAST_TICK / (ITERATIONS_WITH_JITTER * total), LONGEST_TICKS / longest)
     return float(10.0 ** min(math.floor(math.log10(room)), MOST_DIGITS))
 
