@@ -1,11 +1,19 @@
 """What every test shares."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
 from ranks import Pool
+
+# Who starts the tests in the background may have had these ignored, and everything that the tests
+# start would inherit that: Ctrl-C would do nothing.
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        ordinary = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, ordinary)
 
 # Timing does not belong in tests, least of all on a machine that others use too.
 settings.register_profile("bytelane", deadline=None)
