@@ -81,7 +81,7 @@ class State(NamedTuple):
     operations_missing: Ints
     openers_missing: Ints
     queue: Ints
-    """Operations, line by line. Each line is a ring as long as it could ever be."""
+    """Operations, line by line. A line that all have left begins again at its first place."""
     line_head: Ints
     line_length: Ints
     heap: Ints
@@ -153,12 +153,10 @@ def _wait_for_one_less(state: State, operation: int) -> None:
 
 
 def _stand_in_line(state: State, operation: int) -> None:
+    # Everybody stands in line once an iteration, so there is room behind the last.
     urgency = state.urgency[operation]
-    first, end = state.line_from[urgency], state.line_from[urgency + 1]
-    place = first + state.line_head[urgency] + state.line_length[urgency]
-    if place >= end:
-        place -= end - first
-    state.queue[place] = operation
+    last = state.line_head[urgency] + state.line_length[urgency]
+    state.queue[state.line_from[urgency] + last] = operation
     state.line_length[urgency] += 1
     if state.line_length[urgency] == 1:
         _push(state, state.lane[operation], urgency)
