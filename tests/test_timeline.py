@@ -252,7 +252,8 @@ def test_long_names_and_formulas_are_shown_as_they_are_written() -> None:
 @settings(max_examples=30)
 @given(simulations)
 def test_anything_that_can_be_simulated_can_be_drawn(found: Simulation) -> None:
-    timeline_figure([found], iterations=2)
+    ((axes, _),) = panels(timeline_figure([found], iterations=2))
+    assert [label.get_text() for label in axes.get_yticklabels()][:2] == ["backward", "forward"]
 
 
 # Bars

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bytelane.cli.bench_output import document, print_result, require_exact, save_pictures
+from bytelane.cli.lab import Mode, Rate
 from bytelane.cli.options import Credit, JobFile, Json, Partition, Policy, Workers
 from bytelane.cli.output import print_json
 
@@ -13,46 +14,52 @@ if TYPE_CHECKING:
     from bytelane.bench import Experiment, Result
     from bytelane.lab import Lab
 
-Rate = Annotated[str, typer.Option(help="Rate of each host's link, e.g. 500Mbit.", metavar="RATE")]
-Mode = Annotated[str, typer.Option(help="The lab's: auto, namespace or pacing.", metavar="MODE")]
+Real = Annotated[
+    bool,
+    typer.Option(
+        "--real", help="JOB is a real model: cnn, gpt, or package.module:function of yours."
+    ),
+]
+TotalBytes = Annotated[
+    str | None,
+    typer.Option(
+        "--bytes", help="Scale all tensors to this sum.", metavar="SIZE", show_default="as is"
+    ),
+]
+Ratio = Annotated[
+    float | None,
+    typer.Option(
+        help="Scale computing to this many times the communication.", show_default="as is"
+    ),
+]
+JitterSize = Annotated[
+    float, typer.Option(help="Each layer's time varies by exp(JITTER x normal).")
+]
+SlowRank = Annotated[float, typer.Option(help="Rank 1 computes longer by this factor.")]
+Iterations = Annotated[int, typer.Option(help="Iterations of a repetition.")]
+Repetitions = Annotated[int, typer.Option(help="Rounds through all contenders.")]
+Folder = Annotated[
+    Path | None,
+    typer.Option(help="Also lay prediction and run over each other there.", metavar="FOLDER"),
+]
 
 
 def bench(
     job: JobFile,
-    real: Annotated[
-        bool,
-        typer.Option(
-            "--real", help="JOB is a real model: cnn, gpt, or package.module:function of yours."
-        ),
-    ] = False,
+    real: Real = False,
     workers: Workers = 4,
     rate: Rate = "500Mbit",
-    total: Annotated[
-        str | None,
-        typer.Option(
-            "--bytes", help="Scale all tensors to this sum.", metavar="SIZE", show_default="as is"
-        ),
-    ] = None,
-    ratio: Annotated[
-        float | None,
-        typer.Option(
-            help="Scale computing to this many times the communication.", show_default="as is"
-        ),
-    ] = None,
+    total: TotalBytes = None,
+    ratio: Ratio = None,
     policy: Policy = "bytescheduler",
     partition: Partition = None,
     credit: Credit = None,
-    jitter: Annotated[
-        float, typer.Option(help="Each layer's time varies by exp(JITTER x normal).")
-    ] = 0.0,
-    slow_rank: Annotated[float, typer.Option(help="Rank 1 computes longer by this factor.")] = 1.0,
-    iterations: Annotated[int, typer.Option(help="Iterations of a repetition.")] = 4,
-    repetitions: Annotated[int, typer.Option(help="Rounds through all contenders.")] = 3,
+    jitter: JitterSize = 0.0,
+    slow_rank: SlowRank = 1.0,
+    iterations: Iterations = 4,
+    repetitions: Repetitions = 3,
     mode: Mode = "auto",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Also lay prediction and run over each other there.", metavar="FOLDER"),
-    ] = None,
+    out: Folder = None,
     as_json: Json = False,
 ) -> None:
     """Measure computing and communication alone, DDP, FSDP2 and our scheduler, in one run.
@@ -89,7 +96,7 @@ def bench(
     )
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # before the long work, in case that is not possible
-    lab = Lab(workers, rate, mode=mode)  # type: ignore[arg-type]  # refuses other modes itself
+    lab = Lab(workers, rate, mode=mode)
     result = run_in(lab, experiment)
     if out is not None:
         save_pictures(result, out)

@@ -54,53 +54,62 @@ Band = Annotated[
 Seed = Annotated[int, typer.Option(help="The same seed makes the same flows.")]
 Seconds = Annotated[float, typer.Option(help="How long to measure each time.")]
 
+Command = Annotated[
+    list[str], typer.Argument(help="What to run on every host.", metavar="-- COMMAND")
+]
+ScheduleFile = Annotated[
+    Path | None,
+    typer.Option(help="Rates over time: TOML or CSV of at_s, rate, host.", metavar="FILE"),
+]
+Timeout = Annotated[
+    str | None, typer.Option(help="Stop it after this time, e.g. 90s.", metavar="TIME")
+]
+Check = Annotated[
+    bool | None,
+    typer.Option(
+        "--check/--no-check",
+        help="Measure the links first and refuse to go on if they are not right, "
+        "or do not measure. [default: measure, and warn]",
+    ),
+]
+TrafficLoad = Annotated[
+    float | None,
+    typer.Option(help="Background flows: this share of a link's rate, e.g. 0.25."),
+]
+TrafficBand = Annotated[
+    Any,
+    typer.Option(
+        parser=str,
+        help="Priority of the flows: high, normal or low. [default: normal]",
+        metavar="BAND",
+    ),
+]
+TrafficSeed = Annotated[
+    int | None, typer.Option(help="The same seed makes the same flows. [default: 1]")
+]
+TrafficFile = Annotated[
+    Path | None,
+    typer.Option(help="Write what became of the flows there, as JSON.", metavar="FILE"),
+]
+
 TIMED_OUT = 124  # as the command timeout says it
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
-    command: Annotated[
-        list[str], typer.Argument(help="What to run on every host.", metavar="-- COMMAND")
-    ],
+    command: Command,
     rate: Rate,
     workers: Hosts = 2,
     priority: Priority = None,
     mode: Mode = "auto",
-    schedule: Annotated[
-        Path | None,
-        typer.Option(help="Rates over time: TOML or CSV of at_s, rate, host.", metavar="FILE"),
-    ] = None,
-    timeout: Annotated[
-        str | None, typer.Option(help="Stop it after this time, e.g. 90s.", metavar="TIME")
-    ] = None,
-    check: Annotated[
-        bool | None,
-        typer.Option(
-            "--check/--no-check",
-            help="Measure the links first and refuse to go on if they are not right, "
-            "or do not measure. [default: measure, and warn]",
-        ),
-    ] = None,
-    traffic: Annotated[
-        float | None,
-        typer.Option(help="Background flows: this share of a link's rate, e.g. 0.25."),
-    ] = None,
+    schedule: ScheduleFile = None,
+    timeout: Timeout = None,
+    check: Check = None,
+    traffic: TrafficLoad = None,
     traffic_sizes: SizesFile = None,
-    traffic_band: Annotated[
-        Any,
-        typer.Option(
-            parser=str,
-            help="Priority of the flows: high, normal or low. [default: normal]",
-            metavar="BAND",
-        ),
-    ] = None,
-    traffic_seed: Annotated[
-        int | None, typer.Option(help="The same seed makes the same flows. [default: 1]")
-    ] = None,
-    traffic_out: Annotated[
-        Path | None,
-        typer.Option(help="Write what became of the flows there, as JSON.", metavar="FILE"),
-    ] = None,
+    traffic_band: TrafficBand = None,
+    traffic_seed: TrafficSeed = None,
+    traffic_out: TrafficFile = None,
 ) -> None:
     """Run a command on every host of a cluster on this machine, as torchrun would.
 

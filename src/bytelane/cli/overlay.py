@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from bytelane.cli.bench import Mode, Rate, run_in
+from bytelane.cli.bench import run_in
 from bytelane.cli.bench_output import document, print_result, require_exact, save_pictures
+from bytelane.cli.lab import Mode, Rate
 from bytelane.cli.options import Credit, JobFile, Json, Partition, Policy, Workers
 from bytelane.cli.output import print_json
 
@@ -48,7 +49,7 @@ def overlay(
         repetitions=1,
     )
     out.mkdir(parents=True, exist_ok=True)  # before the long work, in case that is not possible
-    lab = Lab(workers, rate, mode=mode)  # type: ignore[arg-type]  # refuses other modes itself
+    lab = Lab(workers, rate, mode=mode)
     result = run_in(lab, experiment)
     save_pictures(result, out)
     if as_json:

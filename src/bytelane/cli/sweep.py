@@ -25,66 +25,76 @@ def _list(panel: str, metavar: str, text: str, default: str | None = None) -> An
     )
 
 
+Jobs = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Job files (.toml or .json), or models of the zoo.",
+        metavar="JOB",
+        show_default=False,
+    ),
+]
+Workers = Annotated[list[str], _list("Cluster", "COUNT", "Numbers of workers.", "2")]
+Bandwidth = Annotated[list[str], _list("Cluster", "RATE", "Rates of each worker's link.", "10Gbit")]
+Overhead = Annotated[
+    list[str], _list("Cluster", "TIME", "Link time per message beside its bytes (theta).", "0us")
+]
+Latency = Annotated[
+    list[str], _list("Cluster", "TIME", "From the last byte until the end is known (lam).", "0us")
+]
+Sync = Annotated[
+    list[str], _list("Cluster", "WAY", "allreduce, ps for a parameter server.", "allreduce")
+]
+Servers = Annotated[list[str], _list("Cluster", "COUNT", "With ps: numbers of servers.")]
+Slow = Annotated[
+    list[str], _list("Cluster", "FACTOR", "The last worker computes longer by these factors.", "1")
+]
+Policy = Annotated[list[str], _list("Policy", "NAME", "Who goes first, or all.", "bytescheduler")]
+Partition = Annotated[
+    list[str], _list("Policy", "SIZE", "Largest pieces sent in one go, e.g. 1MiB,4MiB.")
+]
+Credit = Annotated[
+    list[str], _list("Policy", "SIZE", "Start a piece while fewer bytes than this are in flight.")
+]
+Fusion = Annotated[list[str], _list("Policy", "SIZE", "Send tensors together up to this.")]
+Best = Annotated[
+    bool, typer.Option("--best", help="Show only the fastest for each job and cluster.")
+]
+CsvFile = Annotated[
+    Path | None, typer.Option(help="Write what is shown, with all details.", metavar="FILE")
+]
+PlotFile = Annotated[
+    Path | None, typer.Option(help="Draw everything (.svg or .png).", metavar="FILE")
+]
+Executor = Annotated[
+    str,
+    typer.Option(
+        help="Where to compute: serial, processes (one a core), auto (processes if that is "
+        "faster) or dask://HOST:PORT.",
+        metavar="WHERE",
+    ),
+]
+
+
 def sweep(
-    job: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Job files (.toml or .json), or models of the zoo.",
-            metavar="JOB",
-            show_default=False,
-        ),
-    ],
-    workers: Annotated[list[str], _list("Cluster", "COUNT", "Numbers of workers.", "2")],
-    bandwidth: Annotated[
-        list[str], _list("Cluster", "RATE", "Rates of each worker's link.", "10Gbit")
-    ],
-    overhead: Annotated[
-        list[str],
-        _list("Cluster", "TIME", "Link time per message beside its bytes (theta).", "0us"),
-    ],
-    latency: Annotated[
-        list[str],
-        _list("Cluster", "TIME", "From the last byte until the end is known (lam).", "0us"),
-    ],
-    sync: Annotated[
-        list[str], _list("Cluster", "WAY", "allreduce, ps for a parameter server.", "allreduce")
-    ],
-    servers: Annotated[list[str], _list("Cluster", "COUNT", "With ps: numbers of servers.")],
-    slow: Annotated[
-        list[str],
-        _list("Cluster", "FACTOR", "The last worker computes longer by these factors.", "1"),
-    ],
-    policy: Annotated[
-        list[str], _list("Policy", "NAME", "Who goes first, or all.", "bytescheduler")
-    ],
-    partition: Annotated[
-        list[str], _list("Policy", "SIZE", "Largest pieces sent in one go, e.g. 1MiB,4MiB.")
-    ],
-    credit: Annotated[
-        list[str],
-        _list("Policy", "SIZE", "Start a piece while fewer bytes than this are in flight."),
-    ],
-    fusion: Annotated[list[str], _list("Policy", "SIZE", "Send tensors together up to this.")],
+    job: Jobs,
+    workers: Workers,
+    bandwidth: Bandwidth,
+    overhead: Overhead,
+    latency: Latency,
+    sync: Sync,
+    servers: Servers,
+    slow: Slow,
+    policy: Policy,
+    partition: Partition,
+    credit: Credit,
+    fusion: Fusion,
     separate: Separate = False,
     accelerator: Accelerator = None,
     batch: Batch = None,
-    best: Annotated[
-        bool, typer.Option("--best", help="Show only the fastest for each job and cluster.")
-    ] = False,
-    csv: Annotated[
-        Path | None, typer.Option(help="Write what is shown, with all details.", metavar="FILE")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw everything (.svg or .png).", metavar="FILE")
-    ] = None,
-    executor: Annotated[
-        str,
-        typer.Option(
-            help="Where to compute: serial, processes (one a core), auto (processes if that is "
-            "faster) or dask://HOST:PORT.",
-            metavar="WHERE",
-        ),
-    ] = "auto",
+    best: Best = False,
+    csv: CsvFile = None,
+    plot: PlotFile = None,
+    executor: Executor = "auto",
     as_json: Json = False,
 ) -> None:
     """Ask many what-ifs at once: every combination of lists of values.
