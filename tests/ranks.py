@@ -4,6 +4,7 @@ A hang is a failure: a case that does not answer in time is ended, with all its 
 next case gets new ones.
 """
 
+import gc
 import multiprocessing as mp
 import os
 import tempfile
@@ -11,10 +12,11 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 60.0
+# Once a rank has failed, the others may be waiting for it, or are about to say more.
+GRACE_S = 3.0
 
 
 class RankFailed(Exception):
@@ -28,6 +30,7 @@ class Pool:
         self.world = world
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> "Pool":
         return self
@@ -46,7 +49,8 @@ class Pool:
         if failed or len(answers) < self.world:
             self._end()  # a process group that has seen an error is unusable
             missing = sorted(set(range(self.world)) - set(answers))
-            hung = [f"rank {r} did not answer in {TIMEOUT_S:g} s" for r in missing]
+            patience_s = GRACE_S if failed else TIMEOUT_S
+            hung = [f"rank {r} did not answer in {patience_s:g} s" for r in missing]
             raise RankFailed("\n".join(failed + hung))
         return [answers[rank][1] for rank in range(self.world)]
 
@@ -54,7 +58,8 @@ class Pool:
         answers: dict[int, tuple[bool, Any]] = {}
         while len(answers) < self.world:
             open_pipes = [p for r, p in enumerate(self._pipes) if r not in answers]
-            ready = wait(open_pipes, TIMEOUT_S)
+            all_well = all(ok for ok, _ in answers.values())
+            ready = wait(open_pipes, TIMEOUT_S if all_well else GRACE_S)
             if not ready:
                 return answers
             for pipe in ready:
@@ -67,10 +72,11 @@ class Pool:
 
     def _start(self) -> None:
         context = mp.get_context("spawn")
-        folder = Path(tempfile.mkdtemp(prefix="bytelane-test-"))
+        self._folder = tempfile.TemporaryDirectory(prefix="bytelane-test-")
         for rank in range(self.world):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.world, folder, theirs))
+            arguments = (rank, self.world, self._folder.name, theirs)
+            process = context.Process(target=_serve, args=arguments)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -84,13 +90,16 @@ class Pool:
             process.kill()
             process.join()
         self._processes, self._pipes = [], []
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
-def _serve(rank: int, world: int, folder: Path, pipe: Connection) -> None:
+def _serve(rank: int, world: int, folder: str, pipe: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
     import torch.distributed as dist
 
+    gc.freeze()  # cases collect their garbage, and need not look through all of torch for it
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
     while True:

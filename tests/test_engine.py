@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from bytelane.core import Done, Plan, bucket_plan
 from bytelane.errors import (
     IllegalEvent,
-    NotSupported,
     PlanMismatch,
     TransferFailed,
     TransferTimeout,
@@ -124,15 +123,32 @@ def test_what_does_not_arrive_in_time_is_an_error_that_names_the_tensor() -> Non
         engine.wait([1, 2])
 
 
-def test_nobody_waits_for_what_only_he_could_bring_about() -> None:
-    transport = Manual()
-    engine = engine_of(transport)  # the plan sends tensor 2, then 1, then 0
+def test_it_is_told_whose_gradients_must_come_first() -> None:
+    engine = engine_of(Manual())  # the plan sends tensor 2, then 1, then 0
     engine.notify_ready(0)
-    with pytest.raises(NotSupported, match=r"t1 got no gradient .* so t0 cannot be synchronised"):
-        engine.wait([0])
+    assert engine.unready() == [1, 2]
+    assert engine.unready_before([0]) == [1, 2]
+    assert engine.unready_before([2]) == [2]
     engine.notify_ready(2)
-    transport.finish(0)
-    engine.wait([2])  # needs nothing of the others
+    assert engine.unready_before([2]) == []
+    assert engine.unready_before([]) == []
+    engine.notify_ready(1)
+    assert engine.unready() == engine.unready_before([0, 1, 2]) == []
+
+
+def test_whoever_waits_long_is_told_so_until_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bytelane.runtime.engine.engine.PATIENCE_S", 0.01)
+    waited: list[float] = []
+    plan = bucket_plan([4], 4)
+    engine = Engine(
+        plan, Manual(), tensor_names=("t",), timeout_s=0.035, still_waiting=waited.append
+    )
+    engine.notify_ready(0)
+    with pytest.raises(TransferTimeout):
+        engine.wait([0])
+    assert waited == pytest.approx([0.01, 0.02, 0.03])
 
 
 def test_ctrl_c_while_waiting_poisons_the_engine() -> None:

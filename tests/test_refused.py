@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 import bytelane
 from bytelane.errors import InputError, NotSupported, PlanMismatch
 from ranks import Pool
-from training import loss_of, make, train
+from training import make, train
 
 
 def sgd(*models: torch.nn.Module) -> torch.optim.Optimizer:
@@ -23,17 +23,7 @@ def lazy() -> tuple[Any, Any]:
     return model, torch.optim.SGD(model[0].parameters(), lr=0.1)
 
 
-def mixed() -> tuple[Any, Any]:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3).double())
-    return model, sgd(model)
-
-
 def with_optimizer(model: torch.nn.Module) -> tuple[Any, Any]:
-    return model, sgd(model)
-
-
-def frozen() -> tuple[Any, Any]:
-    model = torch.nn.Linear(3, 3).requires_grad_(False)
     return model, sgd(model)
 
 
@@ -56,11 +46,12 @@ BEFORE_TRAINING: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
         ),
         "0 is scripted or traced",
     ),
-    "half": (lambda: with_optimizer(torch.nn.Linear(3, 3).half()), "weight is torch.float16"),
+    "complex": (
+        lambda: with_optimizer(torch.nn.Linear(3, 3, dtype=torch.complex64)),
+        "weight is torch.complex64",
+    ),
     "lazy": (lazy, "1.weight is a lazy parameter"),
     "meta": (lambda: with_optimizer(torch.nn.Linear(3, 3, device="meta")), "weight is on meta"),
-    "mixed": (mixed, "different dtypes"),
-    "nothing to train": (frozen, "no parameter to train"),
     "a stranger": (
         lambda: (torch.nn.Linear(3, 3), sgd(torch.nn.Linear(5, 2))),
         "shape (2, 5) that is not in the model",
@@ -83,43 +74,8 @@ def test_refused_before_training_starts(two_ranks: Pool, case: str) -> None:
         assert BEFORE_TRAINING[case][1] in message
 
 
-def second_backward(rank: int, net: Any, opt: Any) -> None:
-    loss_of(net, rank, 0).backward()
-    loss_of(net, rank, 1).backward()
-
-
-def unused_parameter(rank: int, net: Any, opt: Any) -> None:
-    net[0](torch.ones(24)).sum().backward()
-    opt.step()
-
-
-def closure(rank: int, net: Any, opt: Any) -> None:
-    opt.step(lambda: loss_of(net, rank, 0))
-
-
 def prepared_twice(rank: int, net: Any, opt: Any) -> None:
     bytelane.prepare(net, opt)
-
-
-def unfrozen(rank: int, net: Any, opt: Any) -> None:
-    net[5].bias.requires_grad_(True)
-    train(net, opt, rank, steps=1)
-
-
-def frozen_later(rank: int, net: Any, opt: Any) -> None:
-    net[5].bias.requires_grad_(False)
-    train(net, opt, rank, steps=1)
-
-
-def unused_and_clipped(rank: int, net: Any, opt: Any) -> None:
-    net[0](torch.ones(24)).sum().backward()
-    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-
-
-def another_dtype(rank: int, net: Any, opt: Any) -> None:
-    net.double()
-    net(torch.ones(24, dtype=torch.float64)).sum().backward()
-    opt.step()
 
 
 def another_thread(rank: int, net: Any, opt: Any) -> None:
@@ -135,25 +91,21 @@ def hiding_hook(rank: int, net: Any, opt: Any) -> None:
     train(net, opt, rank, steps=1)
 
 
+def looking_within_backward(rank: int, net: Any, opt: Any) -> None:
+    net[0].bias.register_hook(lambda _: print(len(net.state_dict())))
+    train(net, opt, rank, steps=1)
+
+
 WHILE_TRAINING: dict[str, tuple[Callable[[int, Any, Any], None], str]] = {
-    "second backward": (second_backward, "gradient accumulation is not supported yet"),
-    "unused parameter": (unused_parameter, "2.weight got no gradient"),
-    "closure": (closure, "step(closure) is not supported yet"),
     "prepared twice": (prepared_twice, "prepared already"),
-    "unfrozen": (unfrozen, "it was frozen or not in the model when prepare() was called"),
-    "frozen later": (frozen_later, "5.bias was frozen after prepare()"),
-    # Which one is named depends on the plan, and that on measured times.
-    "unused and clipped": (unused_and_clipped, "got no gradient in this iteration"),
-    "another dtype": (another_dtype, "has become torch.float64 since prepare()"),
     "another thread": (another_thread, "call prepare() in the thread that trains"),
+    "looking within backward": (looking_within_backward, "look at it after backward()"),
     "a hook that hides": (hiding_hook, "taken the gradient of 5.bias away"),
 }
 
 
 def refused_while(rank: int, case: str, after: int) -> str:
     net, opt = make()
-    if case == "unfrozen":
-        net[5].bias.requires_grad_(False)
     bytelane.prepare(net, opt, partition="1KiB", timeout_s=20)
     train(net, opt, rank, steps=after)
     try:
@@ -173,7 +125,7 @@ def test_refused_while_training(two_ranks: Pool, case: str, after: int) -> None:
 def refused_on_one_rank(rank: int) -> str:
     net, opt = make()
     if rank == 1:
-        net[0].half()
+        net[0].to(torch.complex64)
     try:
         bytelane.prepare(net, opt)
     except NotSupported as error:
@@ -184,7 +136,7 @@ def refused_on_one_rank(rank: int) -> str:
 def test_a_refusal_on_one_rank_is_a_refusal_on_all(two_ranks: Pool) -> None:
     first, second = two_ranks.run(refused_on_one_rank)
     assert first == f"rank 1: {second}"
-    assert "0.weight is torch.float16" in second
+    assert "0.weight is torch.complex64" in second
 
 
 def frozen_on_one_rank(rank: int) -> str:

@@ -94,29 +94,29 @@ def test_schedulers_built_before_and_after_prepare(two_ranks: Pool) -> None:
 
 def mutated(rank: int, mutation: str) -> bool:
     class Mutated(AllReduceTransport):
-        def take(self, tensor: int, gradient: torch.Tensor) -> None:
-            if mutation == "stale gradient" and tensor == 0 and self._round == 5:
-                return
-            super().take(tensor, gradient)
+        def take(self, tensor: int, gradient: torch.Tensor, *, used: bool = True) -> None:
+            if mutation == "not summed" and tensor == 0 and self._round % 5 == 0:
+                gradient = gradient.clone()
+            super().take(tensor, gradient, used=used)
 
-        def give(self, tensor: int, gradient: torch.Tensor) -> None:
-            super().give(tensor, gradient)
-            if mutation == "swapped parts" and tensor == 0:
-                flat = gradient.view(-1)
-                flat[:256], flat[256:512] = flat[256:512].clone(), flat[:256].clone()
+        def forget(self, tensor: int) -> None:
+            row = self.memory[tensor]
+            if mutation == "swapped parts" and tensor == 0 and row is not None:
+                row[:256], row[256:512] = row[256:512].clone(), row[:256].clone()
+            super().forget(tensor)
 
-    import bytelane.runtime.torch.session as session
+    import bytelane.runtime.torch.synchroniser as synchroniser
 
-    original = session.AllReduceTransport
-    session.AllReduceTransport = Mutated  # type: ignore[misc]
+    original = synchroniser.AllReduceTransport
+    synchroniser.AllReduceTransport = Mutated  # type: ignore[misc]
     try:
         return same_as_ddp(rank, model="chain", optimizer="sgd", prepare=SMALL_PARTS)
     finally:
-        session.AllReduceTransport = original  # type: ignore[misc]
+        synchroniser.AllReduceTransport = original  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
-    ("mutation", "same"), [("none", True), ("swapped parts", False), ("stale gradient", False)]
+    ("mutation", "same"), [("none", True), ("swapped parts", False), ("not summed", False)]
 )
 def test_the_comparison_with_ddp_sees_a_mutation(
     two_ranks: Pool, mutation: str, same: bool
@@ -137,10 +137,10 @@ def out_of_step(rank: int, how: str) -> tuple[str, bool]:
         sizes = [operation.bytes for operation in operations]
         k = next(k for k in range(len(sizes) - 1) if sizes[k] == sizes[k + 1])
         operations[k : k + 2] = reversed(operations[k : k + 2])
-        session._install(msgspec.structs.replace(session.plan, operations=tuple(operations)))
-        session._transport._round = 1
+        changed = msgspec.structs.replace(session.plan, operations=tuple(operations))
+        session._sync.install(changed, session.trained)
     elif rank == 1:
-        session._transport._round += 1
+        session._steps += 1
     try:
         train(net, opt, rank, steps=1)
         session.flush()
@@ -429,9 +429,9 @@ def planner_that_fails(rank: int) -> str:
     def fail(job: object, version: int) -> None:
         raise RuntimeError("no idea")
 
-    session_of(net)._planner = fail  # type: ignore[assignment]
+    session_of(net)._planning._planner = fail  # type: ignore[assignment]
     try:
-        train(net, opt, rank, steps=4)
+        train(net, opt, rank, steps=5)
     except PlanMismatch as error:
         return f"{error} {error.__context__}"
     return "nothing was noticed"

@@ -13,7 +13,7 @@ from bytelane.errors import BytelaneError
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from bytelane.api import prepare, simulate
+    from bytelane.api import join, no_sync, prepare, replan, simulate
     from bytelane.cluster import Cluster, Link
     from bytelane.job import Job, Layer, Tensor
     from bytelane.measure import profile
@@ -24,8 +24,11 @@ _HOMES = {
     "Layer": "bytelane.job",
     "Link": "bytelane.cluster",
     "Tensor": "bytelane.job",
+    "join": "bytelane.api",
+    "no_sync": "bytelane.api",
     "prepare": "bytelane.api",
     "profile": "bytelane.measure",
+    "replan": "bytelane.api",
     "simulate": "bytelane.api",
 }
 
@@ -37,8 +40,11 @@ __all__ = [
     "Link",
     "Tensor",
     "__version__",
+    "join",
+    "no_sync",
     "prepare",
     "profile",
+    "replan",
     "simulate",
 ]
 

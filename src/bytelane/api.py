@@ -2,8 +2,10 @@
 
 import difflib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -20,6 +22,8 @@ from bytelane.units import parse_bytes, parse_rate, parse_seconds
 
 if TYPE_CHECKING:
     import torch
+
+    Optimizers = TypeVar("Optimizers", torch.optim.Optimizer, Sequence[torch.optim.Optimizer])
 
 
 def simulate(
@@ -103,6 +107,7 @@ def make_cluster(
     bandwidth: str = "10Gbit",
     overhead: str = "0us",
     latency: str = "0us",
+    floor: str = "0us",
     sync: str = "allreduce",
     servers: int | None = None,
     separate: bool = False,
@@ -120,7 +125,7 @@ def make_cluster(
     count = workers if servers is None else servers
     if sync == "ps" and count < 1:
         raise InputError(f"{count} servers cannot serve anybody; use 1 or more")
-    link = Link(parse_rate(bandwidth), parse_seconds(overhead), parse_seconds(latency))
+    link = Link(parse_rate(bandwidth), *map(parse_seconds, (overhead, latency, floor)))
     factors = () if slow == 1.0 else (1.0,) * (workers - 1) + (slow,)
     return Cluster(workers, link, count if sync == "ps" else 0, not separate, factors)
 
@@ -139,25 +144,66 @@ def choose_knobs(
 
 def prepare(
     model: "torch.nn.Module",
-    optimizer: "torch.optim.Optimizer",
+    optimizer: "Optimizers",
     *,
     policy: str = "bytescheduler",
     partition: str | int | None = None,
     credit: str | int | None = None,
+    barrier: bool | None = None,
+    verify: bool = False,
     timeout_s: float = 1800.0,
-) -> "tuple[torch.nn.Module, torch.optim.Optimizer]":
+) -> "tuple[torch.nn.Module, Optimizers]":
     """Make this model train in data parallel with the other ranks; return the same two objects.
 
     Call it after ``init_process_group`` and before the first forward pass, on every rank, instead
     of wrapping the model in DistributedDataParallel. The first three iterations are measured with
     plain buckets; then the policy's plan takes over.
+
+    ``optimizer`` may be a list of optimizers. ``barrier`` overrides whether every step waits for
+    all tensors. ``verify`` compares all weights between ranks before every backward pass (slow).
     """
+    runtime = _runtime()
+    planner = make_planner(policy, choose_knobs(policy, partition, credit), barrier)
+    optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
+    runtime.attach(model, optimizers, planner, timeout_s=timeout_s, verify=verify)
+    return model, optimizer
+
+
+def replan(
+    model: "torch.nn.Module",
+    *,
+    policy: str,
+    partition: str | int | None = None,
+    credit: str | int | None = None,
+    barrier: bool | None = None,
+) -> None:
+    """Change the plan of a prepared model while it trains, at a step that all ranks agree on.
+
+    What rank 0 asks for is done; on other ranks the call has no effect.
+    """
+    session = _runtime().find_session(model)
+    planner = make_planner(policy, choose_knobs(policy, partition, credit), barrier)
+    if session is not None:
+        session.propose(planner)
+
+
+def no_sync(model: "torch.nn.Module") -> AbstractContextManager[None]:
+    """Let gradients only add up on this rank; the next backward pass outside sums them all."""
+    manager: AbstractContextManager[None] = _runtime().no_sync(model)
+    return manager
+
+
+def join(model: "torch.nn.Module") -> AbstractContextManager[None]:
+    """Train with uneven inputs: a rank that has no data left waits here for the others."""
+    manager: AbstractContextManager[None] = _runtime().join(model)
+    return manager
+
+
+def _runtime() -> ModuleType:
     try:
-        from bytelane.runtime.torch import attach
+        from bytelane.runtime import torch as runtime
     except ImportError:
         raise MissingExtra(
             "training needs PyTorch; install it with: pip install 'bytelane[torch]'"
         ) from None
-    planner = make_planner(policy, choose_knobs(policy, partition, credit))
-    attach(model, optimizer, planner, timeout_s=timeout_s)
-    return model, optimizer
+    return runtime

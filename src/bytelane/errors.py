@@ -13,9 +13,14 @@
     ├── MissingExtra                       an optional package is not installed
     └── TrainingError                      what can go wrong while ranks train together
         ├── NotSupported                   refused before it could go wrong silently
+        ├── PeerError                      another rank is the reason; ``rank`` says which
+        │   ├── PeerFailed                 it raised something, which the message repeats
+        │   ├── PeerFrozen                 it is stopped by a signal, and does not go on
+        │   └── PeerLost                   it has died, left, or cannot be heard of any more
         ├── PlanMismatch                   ranks disagree on the plan or its order
         ├── TransferFailed                 a collective failed, usually because a peer died
-        └── TransferTimeout                a collective did not finish in time
+        ├── TransferTimeout                a collective did not finish in time
+        └── WeightsDiffer                  ranks do not hold the same weights (``verify=True``)
 
 A message says what is wrong and what would be right; the command line prints it as one sentence
 and exits with code 2.
@@ -66,6 +71,29 @@ class NotSupported(TrainingError):
     """Something that would be wrong if it were done silently, so it is refused."""
 
 
+class PeerError(TrainingError):
+    """Another rank is the reason why this one cannot go on."""
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message, rank)  # both, so that it can be pickled
+        self.rank = rank
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class PeerFailed(PeerError):
+    """Another rank raised something."""
+
+
+class PeerFrozen(PeerError):
+    """Another rank is stopped by a signal, and does not go on."""
+
+
+class PeerLost(PeerError):
+    """Another rank has died, has left, or cannot be heard of any more."""
+
+
 class PlanMismatch(TrainingError):
     """Ranks disagree on the plan, or on which operation comes next."""
 
@@ -76,3 +104,7 @@ class TransferFailed(TrainingError):
 
 class TransferTimeout(TrainingError):
     """A collective operation did not finish in time."""
+
+
+class WeightsDiffer(TrainingError):
+    """Ranks do not hold the same weights."""

@@ -13,6 +13,7 @@ from bytelane.bench.contender import CommunicationOnly, ComputeOnly, Contender, 
 from bytelane.bench.experiment import Cell, Experiment, Prediction, Result
 from bytelane.bench.scale import scale_compute
 from bytelane.bench.trainers import (
+    TIMEOUT_S,
     CommunicationTrainer,
     OurTrainer,
     Trainer,
@@ -25,6 +26,7 @@ from bytelane.errors import InputError
 from bytelane.job import Job
 from bytelane.measure import measure_link
 from bytelane.runtime.torch.agreement import bytes_from
+from bytelane.runtime.torch.control import Control
 from bytelane.sim import simulate
 
 MUTATED_ITERATIONS = 3
@@ -144,7 +146,7 @@ def _measured(model: str) -> Job:
     """Let rank 0 profile the model, since all ranks must plan for the same job."""
     _say("profiling the model")
     mine = msgspec.json.encode(measure_job(model))
-    return msgspec.json.decode(bytes_from(0, mine, _group()), type=Job)
+    return msgspec.json.decode(bytes_from(0, mine, Control(_group(), TIMEOUT_S)), type=Job)
 
 
 def _predict(trainer: OurTrainer, experiment: Experiment, link: Link) -> Prediction:
@@ -174,15 +176,16 @@ def _finds_a_mutation(workload: Workload, link: Link) -> bool:
     knobs = best_knobs("bytescheduler", workload.job, Cluster(dist.get_world_size(), link))
     trainer = OurTrainer(workload, "bytescheduler", knobs, MUTATED_ITERATIONS)
     trainer.warm_up()
-    transport = trainer.session._transport
-    give = transport.give
+    transport = trainer.session.transport
+    forget = transport.forget
 
-    def misplace(tensor: int, gradient: torch.Tensor) -> None:
-        give(tensor, gradient)
-        if tensor == 0:
-            gradient.copy_(gradient.flatten().roll(1).view(gradient.shape))
+    def misplace(tensor: int) -> None:
+        memory = transport.memory[tensor]
+        if tensor == 0 and memory is not None:
+            memory.copy_(memory.roll(1))
+        forget(tensor)
 
-    transport.give = misplace  # type: ignore[method-assign]
+    transport.forget = misplace  # type: ignore[method-assign]
     trainer.repeat(MUTATED_ITERATIONS)
     return not _everywhere(trainer.is_exact())
 

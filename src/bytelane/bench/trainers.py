@@ -17,7 +17,7 @@ from bytelane.errors import NotSupported
 from bytelane.job import Job
 from bytelane.runtime.engine import Engine
 from bytelane.runtime.torch import attach
-from bytelane.runtime.torch.session import MEASURED_ITERATIONS
+from bytelane.runtime.torch.planning import MEASURED_ITERATIONS
 from bytelane.runtime.torch.transport import AllReduceTransport
 from bytelane.sim import evaluate, make_planner
 
@@ -130,7 +130,7 @@ class OurTrainer(PlainTrainer):
         super().__init__(workload)
         session = attach(
             workload.model,
-            self.optimizer,
+            [self.optimizer],
             make_planner(policy, knobs),
             timeout_s=TIMEOUT_S,
             keep_iterations=self.warm_up_iterations + keep_iterations,
@@ -156,6 +156,7 @@ class CommunicationTrainer:
     def __init__(self, total_bytes: int) -> None:
         group = dist.new_group(backend="gloo")
         assert isinstance(group, dist.ProcessGroup)
+        self._everything = torch.zeros(total_bytes // 4)
         self._engines = [_sending(total_bytes, unit, group) for unit in UNITS]
 
     def warm_up(self) -> None:
@@ -175,7 +176,8 @@ class CommunicationTrainer:
         dist.barrier()
         began = time.perf_counter()
         engine.begin_iteration()
-        transport.begin_iteration()
+        transport.begin_round(0, 0)
+        transport.take(0, self._everything)
         engine.notify_ready(0)
         engine.wait([0])
         return time.perf_counter() - began
@@ -185,7 +187,7 @@ def _sending(total: int, unit: int, group: dist.ProcessGroup) -> tuple[Engine, A
     cuts = [*range(0, total, unit), total]
     operations = tuple(Operation((SubTask(0, a, b),)) for a, b in pairwise(cuts))
     plan = Plan("communication only", (total,), operations, CreditWindow(2 * unit), barrier=True)
-    transport = AllReduceTransport(plan, torch.float32, group, ["everything"])
+    transport = AllReduceTransport(plan, [torch.float32], [group], ["everything"])
     return Engine(plan, transport, tensor_names=("everything",), timeout_s=TIMEOUT_S), transport
 
 

@@ -3,12 +3,13 @@
 Cutting: :class:`SubTask`, :class:`Pieces`, :func:`partition`. Choosing: :class:`Policy`,
 :class:`Knobs`, :class:`CreditWindow`, :func:`make_policy`, :func:`register`. Deciding:
 :class:`Scheduler`, :class:`Start`, :class:`Event`. Writing it down: :class:`Plan`,
-:class:`Operation`. Handed in from outside: :class:`Planner`, :class:`Tuner`, :class:`Transport`.
+:class:`Operation`, :class:`Element`. Handed in from outside: :class:`Planner`, :class:`Tuner`,
+:class:`Transport`.
 """
 
 from bytelane.core import policies as _builtin_policies  # noqa: F401  (registers them)
 from bytelane.core.knobs import CreditWindow, Knobs
-from bytelane.core.plan import Operation, Plan, bucket_plan
+from bytelane.core.plan import Element, Operation, Plan, bucket_plan
 from bytelane.core.policy import (
     Policy,
     Stage,
@@ -26,6 +27,7 @@ from bytelane.core.task import Pieces, SubTask, label, partition
 __all__ = [
     "CreditWindow",
     "Done",
+    "Element",
     "Event",
     "Knobs",
     "Operation",

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +25,13 @@ class Operation(msgspec.Struct, frozen=True):
     @property
     def bytes(self) -> int:
         return sum(part.bytes for part in self.parts)
+
+
+class Element(NamedTuple):
+    """What a tensor consists of; only equal kinds can be summed in one operation."""
+
+    kind: str
+    bytes: int
 
 
 class Plan(msgspec.Struct, frozen=True, dict=True):
@@ -62,6 +70,19 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             policy.barrier,
             version,
         )
+
+    def fit_to(self, elements: Sequence[Element]) -> "Plan":
+        """Cut between elements only, and give every kind of them operations of its own."""
+        operations = []
+        for operation in self.operations:
+            by_kind: dict[str, list[SubTask]] = {}
+            for part in operation.parts:
+                kind, size = elements[part.tensor]
+                start, stop = part.start - part.start % size, part.stop - part.stop % size
+                if start < stop:
+                    by_kind.setdefault(kind, []).append(SubTask(part.tensor, start, stop))
+            operations += [Operation(tuple(ps), operation.lane) for ps in by_kind.values()]
+        return msgspec.structs.replace(self, operations=tuple(operations))
 
     @property
     def pieces(self) -> Pieces:

@@ -17,8 +17,11 @@ PLANNING_RATIO = 1.1
 ALIGNMENT = 8
 
 
-def make_planner(policy: str, knobs: Knobs) -> Planner:
-    """Return a planner that simulates the measured job under this policy."""
+def make_planner(policy: str, knobs: Knobs, barrier: bool | None = None) -> Planner:
+    """Return a planner that simulates the measured job under this policy.
+
+    With ``barrier`` the plan is the same, but whether a step waits for all is decided by that.
+    """
     _require_plannable(policy)
     aligned = knobs
     if knobs.partition_bytes is not None:
@@ -31,7 +34,8 @@ def make_planner(policy: str, knobs: Knobs) -> Planner:
         # Interpreted: one simulation is milliseconds, and loading the compiler would be a second.
         cluster = Cluster(2, link)
         schedule = make_policy(policy, job, cluster, aligned)
-        return simulate(job, cluster, schedule, "interpreted").plan(version)
+        made = simulate(job, cluster, schedule, "interpreted").plan(version)
+        return made if barrier is None else msgspec.structs.replace(made, barrier=barrier)
 
     return plan
 

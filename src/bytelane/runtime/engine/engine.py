@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from bytelane.core import Plan, Scheduler, Start, Transport
 from bytelane.errors import (
-    NotSupported,
     PlanMismatch,
     TrainingError,
     TransferFailed,
@@ -22,6 +21,9 @@ from bytelane.errors import (
 )
 
 Clock = Callable[[], float]
+
+# Whoever waits longer than this is told for whom.
+PATIENCE_S = 5.0
 
 
 class Transfer(NamedTuple):
@@ -43,6 +45,7 @@ class Engine:
         tensor_names: tuple[str, ...],
         timeout_s: float,
         clock: Clock = time.perf_counter,
+        still_waiting: Callable[[float], None] = lambda waited_s: None,
     ) -> None:
         self.plan = plan
         self.transfers: list[Transfer] = []
@@ -50,6 +53,7 @@ class Engine:
         self._names = tensor_names
         self._timeout_s = timeout_s
         self._clock = clock
+        self._still_waiting = still_waiting
         self._scheduler = Scheduler.of_plan(plan)
         # Re-entrant: a transport that is already done may report inside the call that launches.
         self._changed = threading.Condition(threading.RLock())
@@ -98,41 +102,45 @@ class Engine:
             return not missing or self._failure is not None
 
         with self._changed:
-            self._require_possible(missing)
             if not self._wait_for(over):
                 names = ", ".join(self._names[t] for t in sorted(missing)[:3])
                 self.fail(
                     TransferTimeout(
                         f"{names} did not arrive within {self._timeout_s:g} s; "
-                        "another rank is slow, frozen, or waits for something else"
+                        "another rank is slow, or waits for something else"
                     )
                 )
             self._raise_failure()
 
     def _wait_for(self, over: Callable[[], bool]) -> bool:
+        waited_s = 0.0
         try:
-            return self._changed.wait_for(over, self._timeout_s)
+            while not self._changed.wait_for(over, min(PATIENCE_S, self._timeout_s - waited_s)):
+                waited_s += PATIENCE_S
+                if waited_s >= self._timeout_s:
+                    return False
+                self._still_waiting(waited_s)
         except BaseException:  # Ctrl-C: nobody shall wait once more at exit
             self.fail(TransferFailed("waiting for other ranks was interrupted"))
             raise
+        return True
 
-    def _require_possible(self, tensors: set[int]) -> None:
-        """Refuse to wait for what cannot come before this very thread has done something else.
+    def unready(self) -> list[int]:
+        """Return the tensors whose gradients are missing in this iteration."""
+        with self._changed:
+            return sorted(self._unready)
+
+    def unready_before(self, tensors: Iterable[int]) -> list[int]:
+        """Return whose gradients must come before these tensors can be synchronised.
 
         Operations are launched in plan order, so all gradients up to a tensor's last operation must
         be there, and it is the waiting thread that makes them.
         """
-        if not self._unready or not tensors:
-            return
-        last = max(self._last_operation[tensor] for tensor in tensors)
-        for tensor in sorted(self._unready):
-            if self._first_operation[tensor] <= last:
-                wanted = self._names[max(tensors, key=self._last_operation.__getitem__)]
-                raise NotSupported(
-                    f"{self._names[tensor]} got no gradient in this iteration, so {wanted} cannot "
-                    "be synchronised; parameters that are not used in every iteration are not "
-                    "supported yet"
-                )
+        with self._changed:
+            if not self._unready:
+                return []
+            last = max((self._last_operation[tensor] for tensor in tensors), default=-1)
+            return sorted(t for t in self._unready if self._first_operation[t] <= last)
 
     def fail(self, error: TrainingError) -> None:
         """Refuse everything from now on, with this error."""

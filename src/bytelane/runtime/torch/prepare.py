@@ -5,7 +5,7 @@ import contextlib
 import functools
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,10 +15,14 @@ from bytelane import __version__
 from bytelane.core import Planner
 from bytelane.errors import NotSupported, TrainingError
 from bytelane.runtime.torch import agreement
+from bytelane.runtime.torch.control import Control
 from bytelane.runtime.torch.gate import Gate
 from bytelane.runtime.torch.onlooker import Onlooker
-from bytelane.runtime.torch.session import Session, module_name
+from bytelane.runtime.torch.peers import leave, meet
+from bytelane.runtime.torch.session import Session
+from bytelane.runtime.torch.sockets import Sockets
 from bytelane.runtime.torch.support import first_problem, is_separable
+from bytelane.runtime.torch.trained import describe, module_name, parameters_of
 
 # By the model's id, which is not used again while the session lives, since that holds the model.
 # The hooks hold the session, so model and session go together.
@@ -27,11 +31,12 @@ _sessions: "weakref.WeakValueDictionary[int, Session]" = weakref.WeakValueDictio
 
 def attach(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     planner: Planner,
     *,
     timeout_s: float,
     keep_iterations: int = 4,
+    verify: bool = False,
 ) -> Session | None:
     """Prepare a model for training; None where there is nobody to synchronise with."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -39,36 +44,56 @@ def attach(
         return None
     if id(model) in _sessions:
         raise NotSupported("this model is prepared already; call prepare() once")
-    group, control = _new_group(), _new_group()
-    agreement.refuse_together(first_problem(model, optimizer), control)
+    sockets = Sockets()
+    with sockets.collecting():
+        group, agreeing = _new_group(), _new_group()
+    control = Control(agreeing, timeout_s)
+    control.peers = peers = meet(control)
+    agreement.refuse_together(first_problem(model, optimizers), control)
     _agree_on_model(model, control)
     session = Session(
         model,
-        optimizer,
+        optimizers,
         planner,
-        group=group,
+        groups=[group],
         control=control,
+        peers=peers,
+        sockets=sockets,
         timeout_s=timeout_s,
         keep_iterations=keep_iterations,
         say=_say,
+        verify=verify,
     )
-    if not is_separable(optimizer):
-        _say(f"{type(optimizer).__name__} may couple parameters, so every step() waits for all")
+    for optimizer in optimizers:
+        if not is_separable(optimizer):
+            _say(f"{type(optimizer).__name__} may couple parameters, so every step() waits for all")
+    if not len(session.trained):
+        _say("no parameter of the model is trained, nothing to synchronise")
+    peers.tell(session.end)
     _hook_model(model, session)
-    _hook_optimizer(optimizer, session)
-    _hook_parameters(session)
+    for number, optimizer in enumerate(optimizers):
+        _hook_optimizer(optimizer, number, session)
+    session.hook_gradients()
     Onlooker.start_watching()
     _sessions[id(model)] = session
-    weakref.finalize(session, _drop, group, control).atexit = False
+    weakref.finalize(session, _drop, group, agreeing).atexit = False
     _flush_all_at_exit()
+    return session
+
+
+def find_session(model: torch.nn.Module) -> Session | None:
+    """Return what prepare() made of this model; None where there is only one worker."""
+    session = _sessions.get(id(model))
+    if session is None and dist.is_initialized() and dist.get_world_size() > 1:
+        raise NotSupported("this model was not prepared; call bytelane.prepare() first")
     return session
 
 
 def session_of(model: torch.nn.Module) -> Session:
     """Return what prepare() made of this model."""
-    session = _sessions.get(id(model))
+    session = find_session(model)
     if session is None:
-        raise NotSupported("this model was not prepared, or there is only one worker")
+        raise NotSupported("there is only one worker, so nothing is synchronised")
     return session
 
 
@@ -76,18 +101,15 @@ def _new_group() -> dist.ProcessGroup:
     # Groups of our own: an operation of ours never meets a collective of the user's.
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
+    group.barrier().wait()  # opens its sockets
     return group
 
 
-def _agree_on_model(model: torch.nn.Module, control: dist.ProcessGroup) -> None:
-    described = [
-        (name, tuple(p.shape), str(p.dtype), p.requires_grad)
-        for name, p in model.named_parameters()
-    ]
+def _agree_on_model(model: torch.nn.Module, control: Control) -> None:
     agreement.require_equal("the version of bytelane", __version__, control)
-    agreement.require_equal("the model", repr(described), control)
+    agreement.require_equal("the model", describe(model), control)
     with torch.no_grad():
-        agreement.copy_from_first([*model.parameters(), *model.buffers()], control)
+        agreement.copy_from(0, [*model.parameters(), *model.buffers()], control)
 
 
 def _drop(*groups: dist.ProcessGroup) -> None:
@@ -101,10 +123,8 @@ def _drop(*groups: dist.ProcessGroup) -> None:
 def _hook_model(model: torch.nn.Module, session: Session) -> None:
     model.register_forward_pre_hook(Gate(session.enter_model))
     for name, module in model.named_modules():
-        own = [session.tensor_of(p) for p in module.parameters(recurse=False)]
-        tensors = tuple(tensor for tensor in own if tensor is not None)
-        if tensors:
-            gate = functools.partial(session.pass_gate, module_name(name), tensors)
+        if any(True for _ in module.parameters(recurse=False)):
+            gate = functools.partial(session.pass_gate, module_name(name))
             module.register_forward_pre_hook(Gate(gate))
     # Also after an exception: what is owed must not stay behind unseen.
     model.register_forward_hook(Gate(session.leave_model), always_call=True)
@@ -113,14 +133,23 @@ def _hook_model(model: torch.nn.Module, session: Session) -> None:
     _announce_zero_grad(model, session)
 
 
-def _hook_optimizer(optimizer: torch.optim.Optimizer, session: Session) -> None:
-    def before_step(_: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not session.stepping:
-            given = [*args[1:], *kwargs.values()]
-            session.before_step(closure_given=any(value is not None for value in given))
+def _hook_optimizer(optimizer: torch.optim.Optimizer, number: int, session: Session) -> None:
+    late_steps = session.steppers[number]
+
+    def before_step(
+        _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if late_steps.active:
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            session.before_step(number)
+            return None
+        others = {name: value for name, value in kwargs.items() if name != "closure"}
+        return (args[0], session.synchronised(closure, number), *args[2:]), others
 
     def after_step(_: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not session.stepping:
+        if not late_steps.active:
             session.after_step()
 
     optimizer.register_step_pre_hook(before_step)
@@ -128,32 +157,6 @@ def _hook_optimizer(optimizer: torch.optim.Optimizer, session: Session) -> None:
     optimizer.register_state_dict_pre_hook(Gate(session.flush))
     optimizer.register_load_state_dict_pre_hook(Gate(session.flush))
     _announce_zero_grad(optimizer, session)
-
-
-def _hook_parameters(session: Session) -> None:
-    # Weak: a parameter keeps its hooks where the garbage collector does not look.
-    weak = weakref.WeakMethod(session.take_gradient)
-
-    def hook_for(parameter: torch.Tensor) -> Callable[..., None]:
-        known = weakref.ref(parameter)
-
-        def take_gradient(*_: Any) -> None:
-            take, mine = weak(), known()
-            if take is not None and mine is not None:
-                take(mine)
-
-        return take_gradient
-
-    for parameter in session.parameters:
-        # The node that accumulates the gradient, as in DDP: its hooks run after all of the user's
-        # on the parameter, whoever came first. It lives as long as somebody holds it.
-        with torch.enable_grad():
-            function = parameter.view_as(parameter).grad_fn
-        assert function is not None
-        node = function.next_functions[0][0]
-        assert node is not None
-        node.register_hook(hook_for(parameter))
-        session.nodes.append(node)
 
 
 def _announce_zero_grad(owner: torch.nn.Module | torch.optim.Optimizer, session: Session) -> None:
@@ -164,17 +167,11 @@ def _announce_zero_grad(owner: torch.nn.Module | torch.optim.Optimizer, session:
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
         if self is owner:  # and not a copy, which is a plain object again
-            session.before_zero_grad(_parameters_of(owner), set_to_none)
+            session.before_zero_grad(parameters_of(owner), set_to_none)
         with session.onlooker.looking_away():
             type(self).zero_grad(self, set_to_none)
 
     owner.zero_grad = types.MethodType(zero_grad, owner)  # type: ignore[method-assign]
-
-
-def _parameters_of(owner: torch.nn.Module | torch.optim.Optimizer) -> list[torch.Tensor]:
-    if isinstance(owner, torch.nn.Module):
-        return list(owner.parameters())
-    return [p for group in owner.param_groups for p in group["params"]]
 
 
 @functools.cache
@@ -186,9 +183,10 @@ def _flush_all_at_exit() -> None:
 def _flush_all() -> None:
     for session in list(_sessions.values()):
         try:
-            session.flush()
+            session.settle_owed()
         except TrainingError as error:
             print(f"bytelane: at exit: {error}", flush=True)
+    leave()
 
 
 def _say(message: str) -> None:

@@ -12,28 +12,31 @@ the onlooker settles what anybody else looks at, and whoever wants everything ca
 Updates are made only in the training thread, so nothing changes under the user's feet.
 """
 
-import itertools
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from bytelane.core import Plan, Planner, bucket_plan
+from bytelane.core import Plan, Planner
 from bytelane.errors import NotSupported, TrainingError
-from bytelane.job import Job, Tensor
-from bytelane.runtime.engine import Engine
+from bytelane.job import Job
 from bytelane.runtime.torch import agreement
+from bytelane.runtime.torch.control import Control
+from bytelane.runtime.torch.gradient_hooks import GradientHook
+from bytelane.runtime.torch.joining import Joining
 from bytelane.runtime.torch.onlooker import Onlooker
+from bytelane.runtime.torch.peers import Peers
+from bytelane.runtime.torch.planning import Planning
+from bytelane.runtime.torch.sockets import Sockets
 from bytelane.runtime.torch.stepping import PartialStepper
-from bytelane.runtime.torch.stopwatch import Stopwatch, durations, measured_job
+from bytelane.runtime.torch.stopwatch import Stopwatch
 from bytelane.runtime.torch.support import is_separable
-from bytelane.runtime.torch.transport import AllReduceTransport
+from bytelane.runtime.torch.synchroniser import Synchroniser
+from bytelane.runtime.torch.trained import Trained, describe, module_name, parameters_of
+from bytelane.runtime.torch.transport import AllReduceTransport, in_memory_order
 
-# The first iteration allocates memory and is not typical; the next ones are measured.
-MEASURED_ITERATIONS = (1, 2)
-FIRST_BUCKET_BYTES = 25 * 10**6
 OUTSIDE = "the loop"
 
 
@@ -43,222 +46,383 @@ class Say(Protocol):
     def __call__(self, message: str) -> None: ...
 
 
+class Flight(NamedTuple):
+    """A gradient that is being summed in place."""
+
+    gradient: torch.Tensor
+    """``p.grad`` itself, or a stand-in if no backward pass here has reached the parameter."""
+    before: torch.Tensor | None
+    """What ``p.grad`` was."""
+
+    @property
+    def is_stand_in(self) -> bool:
+        return self.gradient is not self.before
+
+
 class Session:
-    """The state of one model that trains with one optimizer."""
+    """The state of one model and the optimizers that train it."""
 
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         planner: Planner,
         *,
-        group: dist.ProcessGroup,
-        control: dist.ProcessGroup,
+        groups: Sequence[dist.ProcessGroup],
+        control: Control,
+        peers: Peers,
+        sockets: Sockets,
         timeout_s: float,
         keep_iterations: int,
         say: Say,
+        verify: bool = False,
     ) -> None:
-        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and p.numel()]
-        self.names = tuple(name for name, _ in named)
-        self.parameters = tuple(p for _, p in named)
-        self._dtype = self.parameters[0].dtype
         self.watch = Stopwatch(keep_iterations)
-        self.job: Job | None = None
-        self._owners = _owners(model, self.parameters)
+        self.synchronising = True
+        """False within ``no_sync``: gradients only add up here."""
+        self.joining: Joining | None = None
+        """Within ``join``: who still has data."""
+        self.steppers = [PartialStepper(optimizer) for optimizer in optimizers]
         self._model = model
-        self._optimizer = optimizer
-        self._planner = planner
-        self.group = group
+        self._optimizers = optimizers
         self._control = control
-        self._timeout_s = timeout_s
         self._say = say
-        self._stepper = PartialStepper(optimizer)
+        self._verify = verify
+        self._planning = Planning(type(model).__name__, planner, self.watch, control)
+        self._peers = peers
+        self._sockets = sockets
+        self._sync = Synchroniser(groups, peers=peers, timeout_s=timeout_s)
         self._taken: set[int] = set()
-        self._owed: set[int] = set()
+        self._owed: dict[int, int] = {}  # tensor -> which optimizer owes it an update
+        self._flights: dict[int, Flight] = {}
         self._zeroed: dict[int, bool] = {}
-        self._gradients: list[torch.Tensor | None] = [None] * len(self.parameters)
-        self._tensor_of = {id(p): t for t, p in enumerate(self.parameters)}
-        self._iteration_open = False
-        self._opened_in = 0
-        self.nodes: list[object] = []
-        """Autograd's nodes with our hooks on them, which would vanish if nobody held them."""
+        self._added_here: set[int] = set()  # reached by backward passes that were not summed
+        self._forward_ran = False
+        self._buffers_are_due = True
         self._steps = 0
-        self._waiting_optimizer = not is_separable(optimizer)
+        self._updated = 0  # tensors, since the round began
+        self._rounds = 0  # since the last step
+        self._opened_in = 0
         self.onlooker = Onlooker(self.settle)
-        self._install(bucket_plan(self._tensor_bytes, FIRST_BUCKET_BYTES))
+        self._gradient_hooks: list[GradientHook] = []
+        self._begin_with(Trained(model, optimizers))
+
+    def _begin_with(self, trained: Trained) -> None:
+        self.trained = trained
+        self._of_module = {
+            module_name(name): tuple(trained.numbers_of(module.parameters(recurse=False)))
+            for name, module in self._model.named_modules()
+        }
+        self._sync.install(self._planning.first_plan(trained, self._steps), trained)
 
     @property
     def plan(self) -> Plan:
-        return self._engine.plan
+        return self._sync.plan
 
-    def tensor_of(self, parameter: torch.Tensor) -> int | None:
-        """Return the number of a trained parameter."""
-        return self._tensor_of.get(id(parameter))
+    @property
+    def transport(self) -> AllReduceTransport:
+        return self._sync.transport
+
+    @property
+    def job(self) -> Job | None:
+        """The model as measured; None before that."""
+        return self._planning.job
 
     # --- forward -------------------------------------------------------------------------------
 
     def enter_model(self) -> None:
         """The root module's forward begins."""
         self.onlooker.paused = False  # a step() that raised has left it so
-        if torch.is_grad_enabled():
-            self._copy_buffers()
-            self.watch.start("outside", OUTSIDE)
+        if not torch.is_grad_enabled():
+            return
+        if self.trained.has_changed(self._optimizers):
+            self._start_over()
+        if self.joining is not None and self.synchronising:
+            self.joining.announce(self._steps, self._rounds, self._buffers_are_due)
+        if self._buffers_are_due:
+            self.copy_buffers()
+        # As in DDP: not after a forward pass within no_sync.
+        self._buffers_are_due = self._forward_ran = self.synchronising
+        self.watch.start("outside", OUTSIDE)
 
-    def pass_gate(self, module: str, tensors: tuple[int, ...]) -> None:
+    def pass_gate(self, module: str) -> None:
         """A module is about to use its own parameters."""
         self.watch.stop()
-        self.settle(tensors)
+        if self._owed:
+            self.settle(self._owed.keys() & self._of_module[module])
         if torch.is_grad_enabled():
             self.watch.start("forward", module)
 
     def leave_model(self) -> None:
         """The root module's forward is over; a module that was left out is settled now."""
         self.watch.stop()
-        self.flush()
+        self.settle_owed()
         if torch.is_grad_enabled():
             self.watch.start("backward", OUTSIDE)
 
-    def _copy_buffers(self) -> None:
-        """Take rank 0's buffers before a training forward, as DDP does."""
+    def copy_buffers(self) -> None:
+        """Take one rank's buffers before a training forward, as DDP does."""
         buffers = list(self._model.buffers())
         if buffers:
+            source = 0 if self.joining is None else self.joining.authority
             with self.onlooker.looking_away(), torch.no_grad():
-                agreement.copy_from_first(buffers, self._control)
+                agreement.copy_from(source, buffers, self._control)
+
+    def _start_over(self) -> None:
+        """Something was frozen, unfrozen, cast or added: agree on it, and measure again."""
+        self.flush()
+        agreement.require_equal("the model", describe(self._model), self._control)
+        reached = [self.trained.parameters[t] for t in self._added_here]
+        self._begin_with(Trained(self._model, self._optimizers))
+        self._added_here = self.trained.numbers_of(reached)
+        self.hook_gradients()
+        self._say(f"{len(self.trained)} tensors are trained from now on")
 
     # --- backward ------------------------------------------------------------------------------
 
+    def hook_gradients(self) -> None:
+        """Hook every trained parameter where autograd adds up its gradient."""
+        for hook in self._gradient_hooks:
+            hook.remove()
+        self._gradient_hooks = [
+            GradientHook(p, self.before_gradient, self.take_gradient)
+            for p in self.trained.parameters
+        ]
+
+    def before_gradient(self, parameter: torch.Tensor) -> None:
+        """A gradient is about to be added to ``p.grad``, which must not be in flight."""
+        if self.trained.number_of(parameter) in self._taken:
+            self._finish_round()
+
     def take_gradient(self, parameter: torch.Tensor) -> None:
         """A gradient is complete: hand it over."""
-        tensor = self._tensor_of[id(parameter)]
-        self.watch.stop("backward", self._owners[tensor][0])
-        with self.onlooker.looking_away(), torch.no_grad():
-            if tensor in self._owed:
-                raise TrainingError(
-                    f"{self.names[tensor]} was used before its last update had arrived, by "
-                    "something that neither a module's forward nor a torch function shows"
-                )
-            self._open_iteration(tensor)
-            gradient = self._usable_gradient(tensor)
-            self._transport.take(tensor, gradient)
-            self._taken.add(tensor)
-            self.onlooker.watch(tensor, (parameter, gradient))
-            self._engine.notify_ready(tensor)
+        tensor = self.trained.number_of(parameter)
+        if tensor is None:
+            return
+        self.watch.stop("backward", self.trained.owners[tensor][0])
+        if not self.synchronising:
+            self._added_here.add(tensor)
+        else:
+            with self.onlooker.looking_away(), torch.no_grad():
+                self._require_up_to_date(tensor)
+                self._open_round(tensor)
+                self._take(tensor, used=True)
         self.watch.start("backward", OUTSIDE)
 
+    def _require_up_to_date(self, tensor: int) -> None:
+        if tensor in self._owed:
+            raise TrainingError(
+                f"{self.trained.names[tensor]} was used before its last update had arrived, by "
+                "something that neither a module's forward nor a torch function shows"
+            )
+
+    def _take(self, tensor: int, *, used: bool) -> None:
+        parameter = self.trained.parameters[tensor]
+        if used:
+            gradient = self._usable_gradient(tensor)
+        elif parameter.grad is None:  # but other ranks may have used it
+            gradient = torch.zeros_like(parameter)
+        else:
+            gradient = parameter.grad.detach().clone()
+        self._added_here.discard(tensor)
+        self._flights[tensor] = Flight(gradient, parameter.grad)
+        self._taken.add(tensor)
+        self.onlooker.watch(tensor, (parameter, gradient))
+        self._sync.take(tensor, gradient, used=used)
+
     def _usable_gradient(self, tensor: int) -> torch.Tensor:
-        gradient, name = self.parameters[tensor].grad, self.names[tensor]
+        parameter, name = self.trained.parameters[tensor], self.trained.names[tensor]
+        gradient = parameter.grad
         if gradient is None:
             raise NotSupported(f"a hook has taken the gradient of {name} away before it was sent")
         if gradient.layout is not torch.strided:
             raise NotSupported(f"the gradient of {name} is sparse, which is not supported")
+        if gradient.dtype != self.trained.dtypes[tensor]:
+            raise NotSupported(
+                f"{name} has become {gradient.dtype} since prepare(); change dtypes before it"
+            )
+        if gradient.requires_grad or in_memory_order(gradient) is None:
+            parameter.grad = gradient = gradient.detach().clone(memory_format=torch.preserve_format)
         return gradient
 
-    def _open_iteration(self, tensor: int) -> None:
+    # --- rounds --------------------------------------------------------------------------------
+
+    def _open_round(self, tensor: int) -> None:
+        """Begin a round unless one is under way that this tensor can still take part in."""
+        if self._sync.is_open and self._sync.has_taken(tensor):
+            self._finish_round()
+        self._ensure_round()
+
+    def _ensure_round(self) -> None:
         if self._owed:  # by modules that this forward pass has left out
-            self.flush()
-        if not self._iteration_open:
-            self._engine.begin_iteration()
-            self._transport.begin_iteration()
-            self._iteration_open = True
-            self._opened_in = self.watch.iteration
-        elif self._engine.is_ready(tensor):
-            raise NotSupported(
-                f"a second backward pass reached {self.names[tensor]} before optimizer.step(); "
-                "gradient accumulation is not supported yet"
+            self.settle_owed()
+        if self._sync.is_open:
+            return
+        if self._verify and self._rounds == 0:
+            agreement.require_equal_weights(self._model, self._control)
+        if self._planning.is_due(self._steps) or self._sync.signalled:
+            self._change_plan()
+        signal = self._planning.proposal is not None
+        self._sync.open(self._steps, self._rounds, signal=signal)
+        self._rounds += 1
+        self._updated = 0
+        self._forward_ran = False
+        self._opened_in = self.watch.iteration
+
+    def _complete_round(self) -> None:
+        """Let everything take part that no backward pass has reached."""
+        with self.onlooker.looking_away(), torch.no_grad():
+            for tensor in self._sync.missing():
+                self._take(tensor, used=tensor in self._added_here)
+
+    def _finish_round(self) -> None:
+        self._complete_round()
+        self.settle(list(self._taken))
+
+    def _close_round(self) -> None:
+        if self._sync.is_open and not self._taken and not self._owed and not self._sync.missing():
+            self._sync.close()
+            self.watch.add_transfers(
+                self._sync.transfers,
+                self.plan,
+                self.trained.names,
+                self.trained.owners,
+                self._opened_in,
             )
 
-    # --- the optimizer -------------------------------------------------------------------------
+    def _change_plan(self) -> None:
+        unused = {t for t in range(len(self.trained)) if not self._sync.was_used(t)}
+        plan = self._planning.next_plan(self.trained, unused)
+        if plan is None:
+            self._say("the model's own forward never ran, so the plain buckets stay")
+        else:
+            self._sync.install(plan, self.trained)
 
-    def before_step(self, closure_given: bool) -> None:
+    # --- uneven inputs -------------------------------------------------------------------------
+
+    def begin_join(self) -> None:
+        """From now on say before every training forward that this rank still has data."""
+        self.joining = Joining(self._control)
+
+    def shadow_the_others(self) -> None:
+        """Take part in the others' rounds until nobody has data; then take the last weights."""
+        assert self.joining is not None
+        self._complete_round()
+        self.flush()
+        with self.onlooker.looking_away(), torch.no_grad():
+            while (ahead := self.joining.hear()) is not None:
+                self._steps, self._rounds, buffers_are_due = ahead
+                if buffers_are_due:
+                    self.copy_buffers()
+                self._shadow_round()
+            everything = [*self._model.parameters(), *self._model.buffers()]
+            agreement.copy_from(self.joining.authority, everything, self._control)
+
+    def _shadow_round(self) -> None:
+        self._ensure_round()
+        for tensor, parameter in enumerate(self.trained.parameters):
+            self._sync.take(tensor, torch.zeros_like(parameter), used=False)
+        self._sync.wait(range(len(self.trained)))
+        self._sync.close()
+
+    # --- the optimizers ------------------------------------------------------------------------
+
+    def before_step(self, which: int) -> None:
         """The user calls ``step()``: what has arrived is stepped now, the rest is owed."""
         self.watch.stop("outside", OUTSIDE)
-        if closure_given:
-            raise NotSupported("step(closure) is not supported yet; call backward() and step()")
         with self.onlooker.looking_away():
-            self._require_hooks()
-            if self._owed:  # a second step() with the same gradients
-                self.flush()
-            if self._iteration_open:
-                self._require_complete()
-                if self.plan.barrier or self._waiting_optimizer or self._has_step_hooks():
-                    self.settle(tuple(self._taken))
+            self._require_watch()
+            own = self.trained.numbers_of(parameters_of(self._optimizers[which]))
+            self.settle(own & self._owed.keys())  # a second step() with the same gradients
+            if self._forward_ran and self.synchronising:
+                self._ensure_round()  # no backward pass has reached anything, at least here
+            if self._sync.is_open:
+                self._complete_round()
+                if self.plan.barrier or self._must_wait(which):
+                    self.settle(own & self._taken)
                 else:
-                    self._defer()
+                    self._defer(which, own & self._taken)
         self.onlooker.paused = True
         self.watch.start("update", OUTSIDE)
 
+    def synchronised(self, closure: Callable[[], Any], which: int) -> Callable[[], Any]:
+        """Wrap a closure so that the optimizer that calls it finds everything up to date."""
+
+        def call() -> Any:
+            self.onlooker.paused = False
+            loss = closure()
+            if self._forward_ran and self.synchronising:
+                self._ensure_round()
+            self._complete_round()
+            self.flush()
+            self.onlooker.paused = True
+            if is_separable(self._optimizers[which]) or loss is None:
+                return loss
+            # What couples parameters may decide by the loss, and all ranks must decide alike.
+            return agreement.mean(loss, self._control)
+
+        self.flush()
+        return call
+
     def after_step(self) -> None:
+        """``step()`` is over, although updates may be owed."""
         self.onlooker.paused = False
         self.watch.stop()
-        if self._iteration_open:
+        self._forward_ran = False
+        if self._rounds:
+            self._rounds = 0
             self._steps += 1
-            self._close_iteration()
-            if self._steps == max(MEASURED_ITERATIONS) + 1:
-                self._replan()
             self.watch.begin_iteration()
         self.watch.start("outside", OUTSIDE)
 
-    @property
-    def stepping(self) -> bool:
-        """Tell whether the running ``step`` is one of our own late ones."""
-        return self._stepper.active
-
     def before_zero_grad(self, parameters: Iterable[torch.Tensor], set_to_none: bool) -> None:
         """These gradients are thrown away; those still owed are kept, for the update only."""
-        tensors = {self._tensor_of[id(p)] for p in parameters if id(p) in self._tensor_of}
-        self.settle(tensors & self._taken)
-        for tensor in tensors & self._owed:
+        tensors = self.trained.numbers_of(parameters)
+        self._added_here -= tensors
+        if tensors & self._taken:  # a backward pass that was not followed by a step()
+            self._complete_round()
+            self.settle(tensors & self._taken)
+        for tensor in tensors & self._owed.keys():
             self._zeroed[tensor] = set_to_none
-        if len(tensors) == len(self.parameters):
-            self._close_iteration()  # a backward pass that was not followed by a step()
 
-    def _require_hooks(self) -> None:
-        """Nothing that tells us of gradients and of looks may have been lost."""
+    def _require_watch(self) -> None:
+        """Nothing that tells us of looks may have been lost."""
         if not Onlooker.is_watching():
             raise NotSupported(
                 "prepare() was called in another thread than this one, or somebody has taken the "
                 "watch on parameters away; call prepare() in the thread that trains"
             )
-        for name, parameter in zip(self.names, self.parameters, strict=True):
-            if parameter.dtype != self._dtype:
-                raise NotSupported(
-                    f"{name} has become {parameter.dtype} since prepare(); change dtypes before it"
-                )
 
-    def _require_complete(self) -> None:
-        for tensor, name in enumerate(self.names):
-            if not self._engine.is_ready(tensor):
-                raise NotSupported(_without_gradient(name, self.parameters[tensor]))
-        for group in self._optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None and p.numel() and id(p) not in self._tensor_of:
-                    raise NotSupported(
-                        f"a parameter of shape {tuple(p.shape)} has a gradient, but it was frozen "
-                        "or not in the model when prepare() was called; that is not supported yet"
-                    )
-
-    def _has_step_hooks(self) -> bool:
+    def _must_wait(self, which: int) -> bool:
+        optimizer = self._optimizers[which]
         # Late steps would run the user's hooks several times; ours is one of each.
-        optimizer = self._optimizer
         own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
         everybodys = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
-        return any(len(hooks) > 1 for hooks in own) or any(everybodys)
+        hooked = any(len(hooks) > 1 for hooks in own) or any(everybodys)
+        return hooked or not is_separable(optimizer)
 
-    def _defer(self) -> None:
-        self._stepper.remember()
-        arrived = [t for t in self._taken if self._engine.has_arrived(t)]
-        self.settle(arrived)
-        for tensor in self._taken:
-            parameter = self.parameters[tensor]
-            self._gradients[tensor] = parameter.grad
-            parameter.grad = None
-        self._owed, self._taken = self._taken, set()
+    def _defer(self, which: int, tensors: set[int]) -> None:
+        self.steppers[which].remember()
+        self.settle([t for t in tensors if self._sync.has_arrived(t)])
+        for tensor in tensors & self._taken:
+            self.trained.parameters[tensor].grad = None
+            self._taken.discard(tensor)
+            self._owed[tensor] = which
 
     # --- settling ------------------------------------------------------------------------------
+
+    def propose(self, planner: Planner) -> None:
+        """Plan with this from the next agreed step on; what rank 0 proposes is done."""
+        if self._control.rank == 0:
+            self._planning.proposal = planner
 
     def flush(self) -> None:
         """Bring everything up to date."""
         self.settle([*self._taken, *self._owed])
+
+    def settle_owed(self) -> None:
+        """Make every update that is owed."""
+        self.settle(list(self._owed))
 
     def settle(self, tensors: Iterable[int]) -> None:
         """Wait for these tensors, and finish what they are owed."""
@@ -267,110 +431,78 @@ class Session:
         if not taken and not owed:
             return
         with self.onlooker.looking_away(), torch.no_grad():
-            self._engine.wait([*taken, *owed])
+            self._wait([*taken, *owed])
             for tensor in taken:
-                gradient = self.parameters[tensor].grad
-                assert gradient is not None
-                self._transport.give(tensor, gradient)
+                self._give(tensor)
                 self._taken.discard(tensor)
                 self.onlooker.forget(tensor)
             if owed:
                 # One step for many is cheaper than many: take along what has arrived meanwhile.
-                others = [t for t in self._owed.difference(owed) if self._engine.has_arrived(t)]
+                others = [t for t in self._owed if t not in owed and self._sync.has_arrived(t)]
                 self._update(owed + others)
+            self._close_round()
+
+    def _wait(self, tensors: list[int]) -> None:
+        if missing := self._sync.missing_before(tensors):
+            if torch._C._current_graph_task_id() != -1:
+                raise NotSupported(
+                    f"{self.trained.names[tensors[0]]} was looked at within a backward pass, and "
+                    f"cannot be synchronised before {self.trained.names[missing[0]]} has its "
+                    "gradient; look at it after backward()"
+                )
+            self._complete_round()
+        try:
+            self._sync.wait(tensors)
+        except TrainingError as error:
+            self._peers.report_failure(str(error))
+            error.add_note(self._where_the_weights_are())
+            raise
+
+    def _where_the_weights_are(self) -> str:
+        if self._owed and self._updated:
+            return (
+                f"The weights are in the middle of step {self._steps}: {self._updated} tensors "
+                f"have their update, {len(self._owed)} have not. Go back to a checkpoint."
+            )
+        complete = self._steps - 1 if self._owed else self._steps
+        return f"The weights are those after step {complete}."
+
+    def end(self, error: TrainingError) -> None:
+        """Another rank is lost: nobody shall wait for it. Called from any thread."""
+        self._sync.fail(error)
+        self._sockets.break_all()
+
+    def _give(self, tensor: int) -> None:
+        """Let ``p.grad`` be the mean over the ranks; what no rank has used stays what it was."""
+        flight, parameter = self._flights.pop(tensor), self.trained.parameters[tensor]
+        self._sync.forget(tensor)
+        parameter.grad = flight.before
+        if flight.is_stand_in and self._sync.was_used(tensor):
+            if flight.before is None:
+                parameter.grad = flight.gradient
+            else:
+                flight.before.copy_(flight.gradient)
 
     def _update(self, tensors: list[int]) -> None:
-        self.watch.start("update", self._owners[tensors[0]][0])
+        self.watch.start("update", self.trained.owners[tensors[0]][0])
         for tensor in tensors:
-            gradient = self._gradients[tensor]
-            assert gradient is not None
-            self._transport.give(tensor, gradient)
-            self.parameters[tensor].grad = gradient
-        self._stepper.step(self.parameters[t] for t in tensors)
+            self._give(tensor)
+        for which, stepper in enumerate(self.steppers):
+            own = [t for t in tensors if self._owed[t] == which]
+            if own:
+                stepper.step(self.trained.parameters[t] for t in own)
         for tensor in tensors:
             self._forget_gradient(tensor)
-            self._owed.discard(tensor)
+            del self._owed[tensor]
+            self._updated += 1
             self.onlooker.forget(tensor)
         self.watch.stop()
-        self._close_iteration()
 
     def _forget_gradient(self, tensor: int) -> None:
         """Do what the user's ``zero_grad()`` would have done had the update come in time."""
-        gradient = self._gradients[tensor]
-        self._gradients[tensor] = None
         if tensor in self._zeroed:
+            parameter = self.trained.parameters[tensor]
             if self._zeroed.pop(tensor):
-                self.parameters[tensor].grad = None
-            elif gradient is not None:
-                gradient.zero_()
-
-    def _close_iteration(self) -> None:
-        if self._iteration_open and not self._taken and not self._owed:
-            self._iteration_open = False
-            self.watch.add_transfers(
-                self._engine.transfers, self.plan, self.names, self._owners, self._opened_in
-            )
-
-    # --- plans ---------------------------------------------------------------------------------
-
-    @property
-    def _tensor_bytes(self) -> tuple[int, ...]:
-        return tuple(p.numel() * p.element_size() for p in self.parameters)
-
-    def _install(self, plan: Plan) -> None:
-        """Use this plan from now on; nothing of the last one may be in flight."""
-        self._transport = AllReduceTransport(plan, self._dtype, self.group, self.names)
-        self._engine = Engine(
-            plan, self._transport, tensor_names=self.names, timeout_s=self._timeout_s
-        )
-
-    def _replan(self) -> None:
-        """Measured enough: let rank 0 plan, and take its plan on every rank from the next step."""
-        mine = self.watch.layer_order(MEASURED_ITERATIONS[-1])
-        layers = agreement.names_from_first(mine, self._control)
-        if not layers:
-            self._say("the model's own forward never ran, so the plain buckets stay")
-            return
-        self.job = self._measure(layers)
-        plan = None
-        try:
-            if self._control.rank() == 0:
-                plan = self._planner(self.job, self.plan.version + 1)
-        finally:  # also if that failed: the other ranks must not wait for ever
-            agreed = agreement.share_plan(plan, self._control)
-        self._install(agreed)
-
-    def _measure(self, layers: list[str]) -> Job:
-        mine = durations(self.watch, layers, MEASURED_ITERATIONS)
-        all_of_us = agreement.slowest(list(itertools.accumulate(mine)), self._control)
-        steps = [b - a for a, b in itertools.pairwise([0.0, *all_of_us])]
-        place = {name: i for i, name in enumerate(layers)}
-        tensors = [
-            Tensor(name, size, tuple(sorted({place.get(owner, 0) for owner in owners})))
-            for name, size, owners in zip(self.names, self._tensor_bytes, self._owners, strict=True)
-        ]
-        return measured_job(type(self._model).__name__, layers, tensors, steps)
-
-
-def _without_gradient(name: str, parameter: torch.Tensor) -> str:
-    if not parameter.requires_grad:
-        return f"{name} was frozen after prepare(), which is not supported yet"
-    return (
-        f"{name} got no gradient in this iteration; parameters that are not used in every "
-        "iteration are not supported yet"
-    )
-
-
-def _owners(model: torch.nn.Module, parameters: tuple[torch.Tensor, ...]) -> list[tuple[str, ...]]:
-    """Return the modules that hold each parameter; tied ones have several."""
-    found: dict[int, list[str]] = {id(p): [] for p in parameters}
-    for name, module in model.named_modules():
-        for parameter in module.parameters(recurse=False):
-            if id(parameter) in found:
-                found[id(parameter)].append(module_name(name))
-    return [tuple(found[id(p)]) for p in parameters]
-
-
-def module_name(name: str) -> str:
-    """Name the root module too."""
-    return name or "(model)"
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()

@@ -1,11 +1,13 @@
 """What is not supported is refused here, before training starts, with what to do instead."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-SUPPORTED_DTYPES = (torch.float32, torch.float64)
+from bytelane.runtime.torch.trained import parameters_of
+
+SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # Stepping these for some parameters now and for the others later is bit-equal to one step (see
 # tests/test_stepping.py). By exact type: AdamW has become a subclass of Adam, and a user's subclass
@@ -17,12 +19,14 @@ SEPARABLE_OPTIMIZERS = (
     torch.optim.RMSprop,
     torch.optim.Adagrad,
     torch.optim.NAdam,
+    torch.optim.Adafactor,
+    torch.optim.Muon,
 )
 
 
-def first_problem(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+def first_problem(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> str:
     """Return the first thing that would go wrong silently, or an empty text."""
-    return next(_problems(model, optimizer), "")
+    return next(_problems(model, optimizers), "")
 
 
 def is_separable(optimizer: torch.optim.Optimizer) -> bool:
@@ -30,7 +34,7 @@ def is_separable(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) in SEPARABLE_OPTIMIZERS
 
 
-def _problems(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[str]:
+def _problems(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[str]:
     if isinstance(model, DistributedDataParallel):
         yield "the model is wrapped in DistributedDataParallel; give prepare() the model inside it"
     if type(model).__name__ in ("FullyShardedDataParallel", "OptimizedModule"):
@@ -40,13 +44,13 @@ def _problems(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Itera
             yield f"{name or 'the model'} has sparse gradients; build it with sparse=False"
         if isinstance(module, torch.jit.ScriptModule):
             yield f"{name or 'the model'} is scripted or traced; give prepare() the plain module"
-    yield from _parameter_problems(model, optimizer)
+    yield from _parameter_problems(model, optimizers)
 
 
-def _parameter_problems(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[str]:
+def _parameter_problems(
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> Iterator[str]:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trained:
-        yield "the model has no parameter to train"
     for name, parameter in trained.items():
         lazy: bool = torch.nn.parameter.is_lazy(parameter)
         if lazy:
@@ -54,11 +58,9 @@ def _parameter_problems(model: torch.nn.Module, optimizer: torch.optim.Optimizer
         if parameter.device.type != "cpu":
             yield f"{name} is on {parameter.device}; only CPU tensors are supported so far"
         if parameter.dtype not in SUPPORTED_DTYPES:
-            yield f"{name} is {parameter.dtype}; only float32 and float64 are supported so far"
-    if len({p.dtype for p in trained.values()}) > 1:
-        yield "the parameters have different dtypes; one dtype for all is supported so far"
+            yield f"{name} is {parameter.dtype}; float16, bfloat16, float32 and float64 are fine"
     known = {id(p) for p in model.parameters()}
-    strangers = [p for g in optimizer.param_groups for p in g["params"] if id(p) not in known]
+    strangers = [p for o in optimizers for p in parameters_of(o) if id(p) not in known]
     if strangers:
         shape = tuple(strangers[0].shape)
         yield f"the optimizer holds a parameter of shape {shape} that is not in the model"

@@ -1,76 +1,88 @@
-"""Carry operations with torch.distributed all-reduces on a process group of their own.
+"""Carry operations with torch.distributed all-reduces on process groups of their own.
 
-Each operation has a flat buffer. The moment a gradient is complete it is copied into it, divided by
-the number of workers *before* the sum, as DDP does. The last element of a buffer is a stamp
-made of plan, iteration and operation: collectives match by launch order, and gloo adds up whatever
-meets. If two ranks ever launch different operations, the stamps do not add up, and the sum is not
-applied.
+Nothing is copied here: the gradients that autograd has made are summed where they lie. Each is
+divided by the number of workers *before* the sum, as DDP does. Gloo joins the parts of an operation
+and its trailer to one message in one of its own threads, without the interpreter's lock, so the
+only memory that this costs is that of the operations in flight.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
 from bytelane.core import Done, Plan
 from bytelane.errors import PlanMismatch
+from bytelane.runtime.torch.trailer import Trailer
 
-# Integers up to this are exact in float32, also as a sum.
-EXACT_INTEGERS = 2**24
+# Rounds are numbered within a step of the optimizer; no step has as many.
+ROUNDS_IN_A_STEP = 1009
 
 
 class AllReduceTransport:
-    """The buffers of a plan, and the process group that sums them."""
+    """The gradients of a plan, and the process groups (one a lane) that sum them."""
 
     def __init__(
-        self, plan: Plan, dtype: torch.dtype, group: dist.ProcessGroup, names: Sequence[str]
+        self,
+        plan: Plan,
+        dtypes: Sequence[torch.dtype],
+        groups: Sequence[dist.ProcessGroup],
+        names: Sequence[str],
+        launched: Callable[[], None] = lambda: None,
     ) -> None:
         self._plan = plan
-        self._group = group
+        self._groups = groups
         self._names = names
-        self._world = group.size()
+        self._launched = launched
+        self._world = groups[0].size()
+        self._options = dist.AllreduceCoalescedOptions()
         self._round = 0
         self._first_stamp = int(plan.digest[:8], 16)
-        size = dtype.itemsize
-        self._buffers = [
-            torch.zeros(operation.bytes // size + 1, dtype=dtype) for operation in plan.operations
-        ]
-        # Tensor -> (operation, where in its buffer, where in the tensor, how many), in elements.
-        self._places: list[list[tuple[int, int, int, int]]] = [[] for _ in plan.tensor_bytes]
-        for number, operation in enumerate(plan.operations):
-            offset = 0
-            for part in operation.parts:
-                count = part.bytes // size
-                self._places[part.tensor].append((number, offset, part.start // size, count))
-                offset += count
+        self._signal = False
+        self.memory: list[torch.Tensor | None] = [None] * len(plan.tensor_bytes)
+        """The gradients in flight, each as one row."""
+        self._used = [False] * len(plan.tensor_bytes)
+        self._ranges = []
+        self._trailers = []
+        for operation in plan.operations:
+            dtype = dtypes[operation.parts[0].tensor]
+            size = dtype.itemsize
+            self._ranges.append(
+                [(p.tensor, p.start // size, p.stop // size) for p in operation.parts]
+            )
+            self._trailers.append(Trailer(len(operation.parts), dtype, self._world))
+        self.used_by_anybody = [False] * len(plan.tensor_bytes)
+        """Of the tensors that have arrived: whether the backward pass of some rank reached them."""
+        self.signalled = False
+        """Whether rank 0 has said in this round that it wants to change the plan."""
 
-    def begin_iteration(self) -> None:
-        self._round += 1
+    def begin_round(self, step: int, number: int, *, signal: bool = False) -> None:
+        """Name the round that all ranks begin; rank 0 may add that it wants to change the plan."""
+        self._round = step * ROUNDS_IN_A_STEP + number
+        self._signal = signal
+        self.signalled = False
+        self.used_by_anybody = [False] * len(self._used)
 
-    def take(self, tensor: int, gradient: torch.Tensor) -> None:
-        """Copy a local gradient into the buffers, divided by the number of workers."""
-        flat = gradient.detach().reshape(-1)
-        for operation, offset, start, count in self._places[tensor]:
-            target = self._buffers[operation][offset : offset + count]
-            torch.mul(flat[start : start + count], 1.0 / self._world, out=target)
-
-    def give(self, tensor: int, gradient: torch.Tensor) -> None:
-        """Copy the sum out of the buffers."""
-        contiguous = gradient.is_contiguous()
-        flat = gradient.view(-1) if contiguous else torch.empty_like(gradient).reshape(-1)
-        for operation, offset, start, count in self._places[tensor]:
-            flat[start : start + count].copy_(self._buffers[operation][offset : offset + count])
-        if not contiguous:
-            gradient.copy_(flat.view(gradient.shape))
+    def take(self, tensor: int, gradient: torch.Tensor, *, used: bool = True) -> None:
+        """Sum this gradient in place. It must be dense; ``used`` is whether this rank made it."""
+        memory = in_memory_order(gradient)
+        assert memory is not None
+        memory.mul_(1.0 / self._world)
+        self.memory[tensor] = memory
+        self._used[tensor] = used
 
     def start(self, operation: int, done: Done) -> None:
         """Launch one all-reduce; ``done`` is called from one of gloo's threads."""
-        buffer = self._buffers[operation]
-        stamp = self._stamp(operation)
-        buffer[-1] = stamp
+        ranges, trailer = self._ranges[operation], self._trailers[operation]
+        parts = [self._part(*place) for place in ranges]
+        trailer.write(
+            [self._used[tensor] for tensor, _, _ in ranges], self._signal, self._stamp(operation)
+        )
         # The group itself, not torch.distributed: half the cost of a launch, and it still carries
         # what is in flight after the user's destroy_process_group() at the end of a script.
-        work = self._group.allreduce([buffer])
+        group = self._groups[self._plan.operations[operation].lane]
+        self._launched()
+        work = group.allreduce_coalesced([*parts, trailer.numbers], self._options)
 
         def completed(future: torch.futures.Future[object]) -> None:
             try:
@@ -78,20 +90,41 @@ class AllReduceTransport:
             except Exception as error:
                 done(operation, error)
             else:
-                done(operation, self._check(operation, stamp))
+                done(operation, self._receive(operation))
 
         work.get_future().add_done_callback(completed)
 
-    def _stamp(self, operation: int) -> int:
-        number = self._first_stamp + self._round * len(self._buffers) + operation
-        return number % (EXACT_INTEGERS // self._world)
+    def forget(self, tensor: int) -> None:
+        """Let go of a gradient that is no longer in flight."""
+        self.memory[tensor] = None
 
-    def _check(self, operation: int, stamp: int) -> PlanMismatch | None:
-        found = float(self._buffers[operation][-1])
-        if found == stamp * self._world:
-            return None
-        name = self._names[self._plan.operations[operation].parts[0].tensor]
-        return PlanMismatch(
-            f"operation {operation} ({name}) met another operation on another rank: "
-            f"the stamps add up to {found:g} instead of {stamp * self._world}; it was not applied"
-        )
+    def _part(self, tensor: int, start: int, stop: int) -> torch.Tensor:
+        memory = self.memory[tensor]
+        assert memory is not None
+        return memory[start:stop]
+
+    def _stamp(self, operation: int) -> int:
+        return self._first_stamp + self._round * len(self._ranges) + operation
+
+    def _receive(self, operation: int) -> PlanMismatch | None:
+        trailer = self._trailers[operation]
+        if not trailer.fits():
+            name = self._names[self._ranges[operation][0][0]]
+            return PlanMismatch(
+                f"operation {operation} ({name}) met another operation on another rank: "
+                "the stamps do not add up; it was not applied"
+            )
+        for (tensor, _, _), used in zip(self._ranges[operation], trailer.used(), strict=True):
+            if used:  # only ever set: two of gloo's threads may be here at once
+                self.used_by_anybody[tensor] = True
+        if trailer.signal():
+            self.signalled = True
+        return None
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return all elements as one row of the same memory; None if there are gaps between them."""
+    tensor = tensor.detach()
+    strides = tensor.stride()
+    ordered = tensor.permute(sorted(range(tensor.dim()), key=lambda d: (-strides[d], d)))
+    return ordered.view(-1) if ordered.is_contiguous() else None

@@ -1,0 +1,103 @@
+"""The process group on which ranks agree: waits patiently, and names who is lost."""
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from bytelane.errors import PeerError, TransferFailed, TransferTimeout
+from bytelane.runtime.engine import PATIENCE_S
+
+# A transfer to a dead rank fails before its sentinel has told of the death.
+VERDICT_S = 3.0
+
+
+class KnowsPeers(Protocol):
+    """What is known of the other ranks."""
+
+    def count(self) -> None:
+        """One more operation is launched here."""
+
+    def loss(self, wait_s: float = 0.0) -> PeerError | None:
+        """Return who is lost, if that is known within this time."""
+
+    def still_waiting(self, waited_s: float) -> None:
+        """Say for whom we wait."""
+
+
+class NoPeersKnown:
+    """Before the ranks have met."""
+
+    def count(self) -> None:
+        pass
+
+    def loss(self, wait_s: float = 0.0) -> None:
+        return None
+
+    def still_waiting(self, waited_s: float) -> None:
+        pass
+
+
+class Control:
+    """Small collectives, one after the other, that all ranks take part in."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
+        self.peers: KnowsPeers = NoPeersKnown()
+        self._group = group
+        self._timeout_s = timeout_s
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank()
+
+    @property
+    def size(self) -> int:
+        return self._group.size()
+
+    def all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """Return everybody's, by rank."""
+        everyone = [torch.empty_like(mine) for _ in range(self.size)]
+        self._finish(lambda: self._group.allgather([everyone], [mine]))
+        return everyone
+
+    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        """Combine everybody's, in place."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(op)
+        self._finish(lambda: self._group.allreduce([tensor], options))
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Overwrite everybody's with that of one rank."""
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        self._finish(lambda: self._group.broadcast([tensor], options))
+
+    def _finish(self, launch: Callable[[], dist.Work]) -> None:
+        self.peers.count()
+        over = threading.Event()
+        try:
+            future = launch().get_future()
+            future.add_done_callback(lambda _: over.set())
+            self._wait_for(over)
+            future.value()
+        except RuntimeError as error:
+            raise name_failure(error, self.peers) from error
+
+    def _wait_for(self, over: threading.Event) -> None:
+        waited_s = 0.0
+        while not over.wait(min(PATIENCE_S, self._timeout_s - waited_s)):
+            waited_s += PATIENCE_S
+            if waited_s >= self._timeout_s:
+                raise TransferTimeout(
+                    f"other ranks did not come to an agreement within {self._timeout_s:g} s; "
+                    "one is slow, or does something else"
+                )
+            self.peers.still_waiting(waited_s)
+
+
+def name_failure(error: Exception, peers: KnowsPeers) -> Exception:
+    """Return who is lost, if that is the reason why a transfer failed."""
+    loss = peers.loss(VERDICT_S)
+    return loss or TransferFailed(f"a transfer between ranks failed: {error}")

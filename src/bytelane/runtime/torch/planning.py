@@ -1,0 +1,85 @@
+"""When a plan is made, and of what: of the model as it was measured on the slowest rank.
+
+Everything here is done by all ranks at the same moment, between two rounds.
+"""
+
+import itertools
+
+from bytelane.core import Element, Plan, Planner, bucket_plan
+from bytelane.job import Job, Tensor
+from bytelane.runtime.torch import agreement
+from bytelane.runtime.torch.control import Control
+from bytelane.runtime.torch.stopwatch import Stopwatch, durations, measured_job
+from bytelane.runtime.torch.trained import Trained
+
+# The first iteration allocates memory and is not typical; the next ones are measured.
+MEASURED_ITERATIONS = (1, 2)
+FIRST_BUCKET_BYTES = 25 * 10**6
+
+
+class Planning:
+    """The plans of one model, one after the other."""
+
+    def __init__(self, name: str, planner: Planner, watch: Stopwatch, control: Control) -> None:
+        self.job: Job | None = None
+        """The model as measured; None before that."""
+        self.proposal: Planner | None = None
+        """What rank 0 would like to plan with from now on."""
+        self._name = name
+        self._planner = planner
+        self._watch = watch
+        self._control = control
+        self._version = 0
+        self._first_step = 0
+        self._measured = False
+
+    def first_plan(self, trained: Trained, step: int) -> Plan:
+        """Plan without knowing anything; what was known before is forgotten."""
+        self.job, self._measured = None, False
+        self._first_step = step
+        self._version += 1
+        return _fit(bucket_plan(trained.tensor_bytes, FIRST_BUCKET_BYTES, self._version), trained)
+
+    def is_due(self, step: int) -> bool:
+        """Tell whether enough has been measured; the same on all ranks, which count alike."""
+        return not self._measured and step - self._first_step > max(MEASURED_ITERATIONS)
+
+    def next_plan(self, trained: Trained, unused: set[int]) -> Plan | None:
+        """Let rank 0 plan, and return its plan on every rank; None if nothing could be measured."""
+        if not self._measured:
+            self.job, self._measured = self._measure(trained, unused), True
+        if self.job is None:
+            return None
+        plan = None
+        self._version += 1
+        try:
+            if self._control.rank == 0:
+                self._planner, self.proposal = self.proposal or self._planner, None
+                plan = _fit(self._planner(self.job, self._version), trained)
+        finally:  # also if that failed: the other ranks must not wait for ever
+            agreed = agreement.share_plan(plan, self._control)
+        return agreed
+
+    def _measure(self, trained: Trained, unused: set[int]) -> Job | None:
+        iterations = [self._first_step + k for k in MEASURED_ITERATIONS]
+        mine = self._watch.layer_order(iterations[-1])
+        layers = agreement.names_from_first(mine, self._control)
+        if not layers or not len(trained):
+            return None
+        steps = durations(self._watch, layers, iterations)
+        all_of_us = agreement.slowest(list(itertools.accumulate(steps)), self._control)
+        slowest = [b - a for a, b in itertools.pairwise([0.0, *all_of_us])]
+        place = {name: i for i, name in enumerate(layers)}
+        tensors = []
+        for number, (name, size) in enumerate(
+            zip(trained.names, trained.tensor_bytes, strict=True)
+        ):
+            # What backward does not reach takes part when it is over: after the first layer.
+            owners = () if number in unused else trained.owners[number]
+            users = {place.get(owner, 0) for owner in owners} or {0}
+            tensors.append(Tensor(name, size, tuple(sorted(users))))
+        return measured_job(self._name, layers, tensors, slowest)
+
+
+def _fit(plan: Plan, trained: Trained) -> Plan:
+    return plan.fit_to([Element(str(dtype), dtype.itemsize) for dtype in trained.dtypes])

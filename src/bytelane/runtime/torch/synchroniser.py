@@ -1,0 +1,112 @@
+"""Sum gradients over the ranks, a round at a time, as the plan in force says.
+
+A round sums every tensor once. Usually it is one backward pass; a second backward pass before
+``step()`` is a second round.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from bytelane.core import Plan
+from bytelane.errors import TrainingError, TransferFailed
+from bytelane.runtime.engine import Engine, Transfer
+from bytelane.runtime.torch.control import KnowsPeers, name_failure
+from bytelane.runtime.torch.trained import Trained
+from bytelane.runtime.torch.transport import AllReduceTransport
+
+
+class Synchroniser:
+    """One rank's side of all rounds."""
+
+    def __init__(
+        self,
+        groups: Sequence[dist.ProcessGroup],
+        *,
+        peers: KnowsPeers,
+        timeout_s: float,
+    ) -> None:
+        self.is_open = False
+        """Whether a round has begun whose tensors have not all been settled."""
+        self._groups = groups
+        self._timeout_s = timeout_s
+        self._peers = peers
+        self._failure: TrainingError | None = None
+
+    def install(self, plan: Plan, trained: Trained) -> None:
+        """Use this plan from now on; nothing of the last one may be in flight."""
+        self.transport = AllReduceTransport(
+            plan, trained.dtypes, self._groups, trained.names, launched=self._peers.count
+        )
+        self._engine = Engine(
+            plan,
+            self.transport,
+            tensor_names=trained.names,
+            timeout_s=self._timeout_s,
+            still_waiting=self._peers.still_waiting,
+        )
+        if self._failure is not None:
+            self._engine.fail(self._failure)
+
+    @property
+    def plan(self) -> Plan:
+        return self._engine.plan
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """What has been carried in this round."""
+        return self._engine.transfers
+
+    @property
+    def signalled(self) -> bool:
+        """Tell, of a round that is over, whether rank 0 wants to change the plan."""
+        return self.transport.signalled
+
+    def open(self, step: int, number: int, *, signal: bool) -> None:
+        """Begin a round, all ranks the same one."""
+        self._engine.begin_iteration()
+        self.transport.begin_round(step, number, signal=signal)
+        self.is_open = True
+
+    def close(self) -> None:
+        self.is_open = False
+
+    def take(self, tensor: int, gradient: torch.Tensor, *, used: bool) -> None:
+        """Let a gradient take part in the round; it must not be touched until it has arrived."""
+        self.transport.take(tensor, gradient, used=used)
+        self._engine.notify_ready(tensor)
+
+    def forget(self, tensor: int) -> None:
+        """Let go of a gradient that has arrived."""
+        self.transport.forget(tensor)
+
+    def missing(self) -> list[int]:
+        """Return the tensors that have not taken part in this round yet."""
+        return self._engine.unready()
+
+    def missing_before(self, tensors: Iterable[int]) -> list[int]:
+        """Return the tensors without which these cannot arrive."""
+        return self._engine.unready_before(tensors)
+
+    def has_taken(self, tensor: int) -> bool:
+        return self._engine.is_ready(tensor)
+
+    def has_arrived(self, tensor: int) -> bool:
+        return self._engine.has_arrived(tensor)
+
+    def was_used(self, tensor: int) -> bool:
+        """Tell, of a tensor that has arrived, whether any rank's backward pass has reached it."""
+        return self.transport.used_by_anybody[tensor]
+
+    def wait(self, tensors: Iterable[int]) -> None:
+        """Return when these have arrived; raise what went wrong instead, and who is the reason."""
+        try:
+            self._engine.wait(tensors)
+        except TransferFailed as error:
+            raise name_failure(error, self._peers) from error
+
+    def fail(self, error: TrainingError) -> None:
+        """Refuse everything from now on; callable from any thread."""
+        self._failure = self._failure or error
+        self._engine.fail(error)

@@ -1,0 +1,63 @@
+"""A few numbers that travel behind every operation's gradients, and are summed like them.
+
+They cost no message of their own::
+
+    [ used, used, ..., signal, stamp, stamp, ... ]
+
+*used*, one a part: 1 if this rank's backward pass has reached the tensor. Where the sum is zero
+nobody has, and the gradient must stay what it was. *signal*: rank 0 wants to change the plan.
+*stamp*: which operation of which step this is. Collectives match by launch order, and gloo adds up
+whatever meets; if two ranks ever launch different operations, the stamps do not add up, and the sum
+is not applied.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+# Up to this, all integers are exact: so is every sum of numbers that are small enough.
+EXACT_INTEGERS = {
+    torch.float64: 2**53,
+    torch.float32: 2**24,
+    torch.float16: 2**11,
+    torch.bfloat16: 2**8,
+}
+STAMP_BITS = 20
+
+
+class Trailer:
+    """The numbers behind one operation."""
+
+    def __init__(self, parts: int, dtype: torch.dtype, world: int) -> None:
+        self._parts = parts
+        self._world = world
+        self._base, self._digits = digits_of(dtype, world)
+        self.numbers = torch.zeros(parts + 1 + self._digits, dtype=dtype)
+        self._sent: list[int] = []
+
+    def write(self, used: Sequence[bool], signal: bool, stamp: int) -> None:
+        """Fill in this rank's numbers."""
+        digits = [stamp // self._base**k % self._base for k in range(self._digits)]
+        self._sent = [*map(int, used), int(signal), *digits]
+        self.numbers.copy_(torch.tensor(self._sent, dtype=self.numbers.dtype))
+
+    def fits(self) -> bool:
+        """Tell, of the sum, whether everybody has sent the same operation."""
+        mine = self._sent[self._parts + 1 :]
+        return self.numbers[self._parts + 1 :].tolist() == [self._world * d for d in mine]
+
+    def used(self) -> list[bool]:
+        """Tell of each part whether anybody has used its tensor."""
+        return [count > 0 for count in self.numbers[: self._parts].tolist()]
+
+    def signal(self) -> bool:
+        return bool(self.numbers[self._parts] > 0)
+
+
+def digits_of(dtype: torch.dtype, world: int) -> tuple[int, int]:
+    """Return a base whose digits can be summed exactly by so many ranks, and how many it takes."""
+    base = max(2, min(EXACT_INTEGERS[dtype] // world, 2**STAMP_BITS))
+    count = 1
+    while base**count < 2**STAMP_BITS:
+        count += 1
+    return base, count

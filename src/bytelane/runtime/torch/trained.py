@@ -1,0 +1,79 @@
+"""What is trained: a model's parameters by number and name, and the modules that hold them."""
+
+from collections.abc import Iterable
+
+import torch
+
+
+class Trained:
+    """The trained parameters of a model at one moment, numbered in the order of registration."""
+
+    def __init__(self, model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        self._everything = [*model.parameters()]
+        self._was = _seen(self._everything)
+        self._in_optimizers = _in_groups(optimizers)
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and p.numel()]
+        self.names = tuple(name for name, _ in named)
+        self.parameters = tuple(p for _, p in named)
+        self.dtypes = tuple(p.dtype for p in self.parameters)
+        self.tensor_bytes = tuple(p.numel() * p.element_size() for p in self.parameters)
+        self.owners = _owners(model, self.parameters)
+        self._number = {id(p): number for number, p in enumerate(self.parameters)}
+
+    def __len__(self) -> int:
+        return len(self.parameters)
+
+    def number_of(self, parameter: torch.Tensor) -> int | None:
+        """Return the number of a parameter, or None if it is not trained."""
+        return self._number.get(id(parameter))
+
+    def numbers_of(self, parameters: Iterable[torch.Tensor]) -> set[int]:
+        """Return the numbers of those among these that are trained."""
+        return {self._number[id(p)] for p in parameters if id(p) in self._number}
+
+    def has_changed(self, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+        """Tell whether something was frozen, unfrozen, cast or given to an optimizer since."""
+        if _in_groups(optimizers) != self._in_optimizers:
+            return True
+        with torch._C.DisableTorchFunction():  # nobody has to be told of this look
+            return _seen(self._everything) != self._was
+
+
+def _seen(parameters: Iterable[torch.Tensor]) -> list[tuple[bool, torch.dtype]]:
+    return [(p.requires_grad, p.dtype) for p in parameters]
+
+
+def describe(model: torch.nn.Module) -> str:
+    """Say everything of a model that all ranks must have in common."""
+    return repr(
+        [
+            (name, tuple(p.shape), p.stride(), str(p.dtype), p.requires_grad)
+            for name, p in model.named_parameters()
+        ]
+    )
+
+
+def module_name(name: str) -> str:
+    """Name the root module too."""
+    return name or "(model)"
+
+
+def parameters_of(owner: torch.nn.Module | torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return all parameters of a model or an optimizer."""
+    if isinstance(owner, torch.nn.Module):
+        return list(owner.parameters())
+    return [p for group in owner.param_groups for p in group["params"]]
+
+
+def _in_groups(optimizers: Iterable[torch.optim.Optimizer]) -> list[int]:
+    return [id(p) for optimizer in optimizers for p in parameters_of(optimizer)]
+
+
+def _owners(model: torch.nn.Module, parameters: tuple[torch.Tensor, ...]) -> list[tuple[str, ...]]:
+    """Return the modules that hold each parameter; tied ones have several."""
+    found: dict[int, list[str]] = {id(p): [] for p in parameters}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) in found:
+                found[id(parameter)].append(module_name(name))
+    return [tuple(found[id(p)]) for p in parameters]

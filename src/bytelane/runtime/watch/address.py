@@ -1,0 +1,73 @@
+"""Where a rank's sentinel is reached."""
+
+import socket
+from typing import NamedTuple
+
+from bytelane.runtime.watch.message import TOKEN_BYTES
+
+ADDRESS_BYTES = 96
+"""Every address is that long, so that ranks can gather them as rows of one tensor."""
+
+_LOOPBACK = "127.0.0.1"
+_LOOPBACKS = ("localhost", _LOOPBACK, "::1")
+_SOMEWHERE = "192.0.2.1"  # reserved for documentation: nobody is there, but a route leads outside
+
+
+class Address(NamedTuple):
+    """With the number of the rank's process, for people, and the token by which it is known."""
+
+    host: str
+    port: int
+    pid: int
+    token: bytes
+
+    def encode(self) -> bytes:
+        text = f"{self.host} {self.port} {self.pid} {self.token.hex()}"
+        return text.encode().ljust(ADDRESS_BYTES)
+
+    @classmethod
+    def decode(cls, text: bytes) -> "Address":
+        """Read an address, or raise a ValueError."""
+        host, port, pid, token = text.decode().split()
+        address = cls(host, int(port), int(pid), bytes.fromhex(token))
+        if len(address.token) != TOKEN_BYTES or not 0 < address.port < 2**16:
+            raise ValueError("not an address")
+        return address
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        return family_of(self.host)
+
+    @property
+    def place(self) -> str:
+        """Say which process that is."""
+        return f"process {self.pid} on {self.host}"
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def reachable_address(master: str | None) -> str:
+    """Return this host's address as seen from the master's; None if all ranks are on this host.
+
+    Nothing is sent. A master that is known here by a name for the loopback, as Debian does with a
+    host's own name, is this host; others reach it by the address that leads outside.
+    """
+    if master is None or master in _LOOPBACKS:
+        return _LOOPBACK
+    found = _towards(master)
+    if found.startswith("127.") or found == "::1":
+        try:
+            return _towards(_SOMEWHERE)
+        except OSError:  # no way outside, so nobody comes from there
+            return found
+    return found
+
+
+def _towards(host: str) -> str:
+    """Return the local address from which a host would be reached."""
+    family, kind, protocol, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])

@@ -1,0 +1,58 @@
+"""A page of memory that a rank and its sentinel share.
+
+The rank writes its own progress, the sentinel what it has heard of each peer. That wakes nobody. A
+reader may see half of a change; each number by itself is right.
+"""
+
+import mmap
+import struct
+from typing import NamedTuple
+
+from bytelane.runtime.watch.message import Kind, Message, State
+
+_ROW = struct.Struct("=QdBB6x")
+_ROWS_AT = 8  # behind the rank's own progress
+
+
+class Row(NamedTuple):
+    """The last that was heard of a peer, and when on this machine's monotonic clock."""
+
+    progress: int
+    heard_s: float
+    """0: never."""
+    kind: Kind
+    state: State
+
+    def silent_s(self, now_s: float) -> float | None:
+        """Return how long ago that was; None if never."""
+        return now_s - self.heard_s if self.heard_s else None
+
+
+class Board:
+    """Sees a file of :func:`size_bytes`; the file can be closed afterwards."""
+
+    def __init__(self, descriptor: int, world: int) -> None:
+        self._memory: mmap.mmap | bytearray = mmap.mmap(descriptor, size_bytes(world))
+        self.own = memoryview(self._memory)[:_ROWS_AT].cast("Q")
+        """One number: the rank's progress."""
+
+    def detach(self) -> None:
+        """Go on with a private copy. The shared page goes with its last user, and its file too."""
+        self._memory = bytearray(self._memory)
+        self.own = memoryview(self._memory)[:_ROWS_AT].cast("Q")
+
+    def write(self, message: Message, now_s: float) -> None:
+        row = (message.progress, now_s, message.kind, message.state)
+        _ROW.pack_into(self._memory, _offset(message.rank), *row)
+
+    def read(self, rank: int) -> Row:
+        progress, heard_s, kind, state = _ROW.unpack_from(self._memory, _offset(rank))
+        return Row(progress, heard_s, Kind(kind), State(state))
+
+
+def size_bytes(world: int) -> int:
+    return _offset(world)
+
+
+def _offset(rank: int) -> int:
+    return _ROWS_AT + rank * _ROW.size

@@ -1,0 +1,205 @@
+"""Decide which peer is lost. Pure: messages and ticks in, findings out; ``now_s`` is an argument.
+
+::
+
+    unheard ──▶ alive ⇄ silent ──(lost_s)──▶ PeerLost
+                  ├──(stopped for frozen_s)──▶ PeerFrozen
+                  ├──(it raised)─────────────▶ PeerFailed
+                  ├──(its process is gone)───▶ PeerLost
+                  └──(it left in order)──▶ left ──(we have launched more than it did)──▶ PeerLost
+
+The first loss is the only one: what comes after it is its consequence, as a rule. Silence of a peer
+that was never heard is no loss, since then the network does not let datagrams through.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import NamedTuple
+
+from bytelane.runtime.watch.message import Kind, Message, State
+from bytelane.runtime.watch.words import name_ranks
+
+# Time counts only while we listen: a sentinel that was itself held up must not blame its peers.
+MOST_TICK_S = 1.0
+# Ctrl-Z stops all ranks of a host. Continued, each may see the others' stop a little longer.
+AWAKE_S = 2.0
+# A link that is cut silences many within a second: one line for all of them.
+GATHER_S = 1.0
+
+
+class Limits(NamedTuple):
+    """How long until something follows."""
+
+    frozen_s: float = 5.0
+    """Stopped by a signal: an error."""
+    silent_s: float = 10.0
+    """Not heard of: a line."""
+    lost_s: float = 60.0
+    """Not heard of: an error."""
+
+
+class Fault(IntEnum):
+    """Which error a loss becomes."""
+
+    LOST = 0
+    FROZEN = 1
+    FAILED = 2
+
+
+class Loss(NamedTuple):
+    """The peer that is the reason why training cannot go on."""
+
+    fault: Fault
+    rank: int
+    text: str
+
+    def encode(self) -> bytes:
+        return bytes([self.fault]) + self.rank.to_bytes(4, "big") + self.text.encode()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> "Loss":
+        rank = int.from_bytes(payload[1:5], "big")
+        return cls(Fault(payload[0]), rank, payload[5:].decode())
+
+
+Finding = Loss | str
+"""A loss, or a line for people."""
+
+
+class _Peer:
+    def __init__(self, rank: int, place: str) -> None:
+        self.rank = rank
+        self.place = place
+        self.last = Message(Kind.BEAT, rank, 0)
+        self.heard_s = 0.0
+        self.is_silent = False
+
+    @property
+    def was_heard(self) -> bool:
+        return self.last.number > 0
+
+    @property
+    def has_ended(self) -> bool:
+        return self.last.kind.is_ending
+
+
+class Judge:
+    """``places`` says, for each peer, which process it is."""
+
+    def __init__(self, places: Mapping[int, str], limits: Limits, now_s: float) -> None:
+        self.loss: Loss | None = None
+        self._peers = {rank: _Peer(rank, place) for rank, place in places.items()}
+        self._limits = limits
+        self._ticked_s = now_s
+        self._listened_s = 0.0
+        self._awake_s = 0.0
+        self._progress = 0
+        self._returns: list[tuple[int, float]] = []
+        self._first_return_s = 0.0
+
+    def hear(self, message: Message) -> list[Finding]:
+        """Take note of a message; an old one, or one after the last, says nothing."""
+        peer = self._peers.get(message.rank)
+        if peer is None or peer.has_ended or message.number <= peer.last.number:
+            return []
+        if peer.is_silent:
+            self._welcome(peer)
+        peer.last = message
+        peer.heard_s = self._listened_s
+        return self._judge(peer)
+
+    def tick(self, state: State, progress: int, now_s: float) -> list[Finding]:
+        """Let time pass; how our own rank is, and how much it has launched."""
+        passed_s = min(now_s - self._ticked_s, MOST_TICK_S)
+        self._ticked_s = now_s
+        self._listened_s += passed_s
+        self._awake_s = 0.0 if state is State.STOPPED else self._awake_s + passed_s
+        self._progress = progress
+        lines = self._notice_silence() + self._notice_returns()
+        found: list[Finding] = [] if self.loss else [*lines]
+        for peer in self._peers.values():
+            found += self._judge(peer)
+        return found
+
+    def last(self, rank: int) -> Message:
+        """Return the newest that was said of a peer."""
+        return self._peers[rank].last
+
+    def listeners(self) -> set[int]:
+        """Return the peers that would acknowledge a message."""
+        return {p.rank for p in self._peers.values() if not p.has_ended and not p.is_silent}
+
+    # --- losses --------------------------------------------------------------------------------
+
+    def _judge(self, peer: _Peer) -> list[Finding]:
+        if self.loss is not None:
+            return []
+        if peer.has_ended:
+            self.loss = self._loss_by_end(peer)
+        elif self._is_frozen(peer.last):
+            seconds = peer.last.stopped_ms / 1000
+            text = f"has been stopped by a signal for {seconds:.0f} s ({peer.place})"
+            self.loss = _loss(Fault.FROZEN, peer, text)
+        elif peer.was_heard and self._silence_s(peer) >= self._limits.lost_s:
+            text = (
+                f"has not been heard of for {self._limits.lost_s:g} s: its host or network is gone"
+            )
+            self.loss = _loss(Fault.LOST, peer, f"{text} ({peer.place})")
+        return [self.loss] if self.loss else []
+
+    def _loss_by_end(self, peer: _Peer) -> Loss | None:
+        if peer.last.kind is Kind.FAILED:
+            return _loss(Fault.FAILED, peer, f"failed: {peer.last.reason}")
+        if peer.last.kind is Kind.DIED:
+            return _loss(Fault.LOST, peer, f"has died ({peer.place})")
+        if self._progress <= peer.last.progress:
+            return None  # it has done its part of all that we wait for
+        return _loss(Fault.LOST, peer, "has left: its script ended")
+
+    def _is_frozen(self, last: Message) -> bool:
+        stopped = last.state is State.STOPPED and last.stopped_ms >= self._limits.frozen_s * 1000
+        return stopped and self._awake_s >= AWAKE_S
+
+    # --- silence -------------------------------------------------------------------------------
+
+    def _silence_s(self, peer: _Peer) -> float:
+        return self._listened_s - peer.heard_s
+
+    def _notice_silence(self) -> list[str]:
+        limit_s = self._limits.silent_s
+        heeded = [p for p in self._peers.values() if not (p.is_silent or p.has_ended)]
+        silent = [peer for peer in heeded if self._silence_s(peer) >= limit_s]
+        if not any(self._silence_s(peer) >= limit_s + GATHER_S for peer in silent):
+            return []
+        for peer in silent:
+            peer.is_silent = True
+        lines = []
+        if known := [peer.rank for peer in silent if peer.was_heard]:
+            lines.append(
+                f"nothing was heard of {name_ranks(known)} for {limit_s:g} s; "
+                f"that is waited for until {self._limits.lost_s:g} s"
+            )
+        if unknown := [peer.rank for peer in silent if not peer.was_heard]:
+            lines.append(
+                f"nothing was ever heard of {name_ranks(unknown)} in {limit_s:g} s; if UDP cannot "
+                "get through, deaths there show only as failed transfers"
+            )
+        return lines
+
+    def _welcome(self, peer: _Peer) -> None:
+        peer.is_silent = False
+        if not self._returns:
+            self._first_return_s = self._listened_s
+        self._returns.append((peer.rank, self._silence_s(peer)))
+
+    def _notice_returns(self) -> list[str]:
+        if not self._returns or self._listened_s < self._first_return_s + GATHER_S:
+            return []
+        names = name_ranks(sorted(rank for rank, _ in self._returns))
+        longest_s = max(silence_s for _, silence_s in self._returns)
+        self._returns.clear()
+        return [f"now heard of {names}, after {longest_s:.0f} s of silence"]
+
+
+def _loss(fault: Fault, peer: _Peer, text: str) -> Loss:
+    return Loss(fault, peer.rank, f"rank {peer.rank} {text}")

@@ -1,0 +1,50 @@
+"""How far a peer has come, and how it is."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bytelane.runtime.watch.message import Kind, State
+from bytelane.runtime.watch.words import MOST_NAMES, name_ranks
+
+_CONDITIONS = {
+    State.UNKNOWN: "is alive",
+    State.RUNNING: "is alive (running)",
+    State.SLEEPING: "is alive (sleeping)",
+    State.STOPPED: "is stopped by a signal",
+    State.TRACED: "is held by a debugger",
+}
+QUIET_S = 5.0  # several heartbeats
+_ENDINGS = {Kind.LEFT: "has left", Kind.DIED: "has died", Kind.FAILED: "has failed"}
+
+
+class Standing(NamedTuple):
+    """The last that was heard of a peer."""
+
+    rank: int
+    progress: int
+    state: State
+    kind: Kind
+    silent_s: float | None
+    """Since it was heard of; None if it never was."""
+
+    @property
+    def condition(self) -> str:
+        """Say how it is, as a verb: ``is alive (running)``."""
+        if self.kind in _ENDINGS:
+            return _ENDINGS[self.kind]
+        if self.silent_s is None:
+            return "was never heard of"
+        if self.silent_s >= QUIET_S:
+            return f"has not been heard of for {self.silent_s:.0f} s"
+        return _CONDITIONS[self.state]
+
+
+def waiting_line(behind: Sequence[Standing], waited_s: float) -> str:
+    """Say for whom we wait: ``waiting for rank 2 for 60 s; it is alive (running)``."""
+    if not behind:
+        return f"waiting for {waited_s:.0f} s; no rank is behind, so the network is slow"
+    names = name_ranks([standing.rank for standing in behind])
+    if len(behind) == 1:
+        return f"waiting for {names} for {waited_s:.0f} s; it {behind[0].condition}"
+    each = [f"rank {one.rank} {one.condition}" for one in behind[:MOST_NAMES]]
+    return f"waiting for {names} for {waited_s:.0f} s; {', '.join(each)}"
