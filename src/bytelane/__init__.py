@@ -13,7 +13,7 @@ from bytelane.errors import BytelaneError
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from bytelane.api import join, no_sync, prepare, replan, simulate
+    from bytelane.api import join, no_sync, prepare, replan, simulate, status
     from bytelane.cluster import Cluster, Link
     from bytelane.job import Job, Layer, Tensor
     from bytelane.measure import profile
@@ -30,6 +30,7 @@ _HOMES = {
     "profile": "bytelane.measure",
     "replan": "bytelane.api",
     "simulate": "bytelane.api",
+    "status": "bytelane.api",
 }
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "profile",
     "replan",
     "simulate",
+    "status",
 ]
 
 

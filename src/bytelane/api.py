@@ -23,6 +23,9 @@ from bytelane.units import parse_bytes, parse_rate, parse_seconds
 if TYPE_CHECKING:
     import torch
 
+    from bytelane.runtime.torch.status import Status
+    from bytelane.trace.recording import Recorder
+
     Optimizers = TypeVar("Optimizers", torch.optim.Optimizer, Sequence[torch.optim.Optimizer])
 
 
@@ -111,23 +114,26 @@ def make_cluster(
     sync: str = "allreduce",
     servers: int | None = None,
     separate: bool = False,
+    shared_link: bool = False,
     slow: float = 1.0,
 ) -> Cluster:
     """Describe equal workers, of which the last may compute slower by a factor.
 
     With ``sync="ps"`` there are as many servers as workers on the same hosts, or ``servers`` of
-    them on hosts of their own (``separate``).
+    them on hosts of their own (``separate``). On the same hosts pushes and pulls have a direction
+    each, as in the literature, or, as it really is, one link for both (``shared_link``).
     """
     if sync not in ("allreduce", "ps"):
         raise InputError(f"there is no way to synchronise called {sync!r}; use allreduce or ps")
-    if sync == "allreduce" and (servers is not None or separate):
+    if sync == "allreduce" and (servers is not None or separate or shared_link):
         raise InputError("an all-reduce has no servers; use them with ps")
     count = workers if servers is None else servers
     if sync == "ps" and count < 1:
         raise InputError(f"{count} servers cannot serve anybody; use 1 or more")
     link = Link(parse_rate(bandwidth), *map(parse_seconds, (overhead, latency, floor)))
     factors = () if slow == 1.0 else (1.0,) * (workers - 1) + (slow,)
-    return Cluster(workers, link, count if sync == "ps" else 0, not separate, factors)
+    servers = count if sync == "ps" else 0
+    return Cluster(workers, link, servers, not separate, factors, shared_link)
 
 
 def choose_knobs(
@@ -151,6 +157,7 @@ def prepare(
     credit: str | int | None = None,
     barrier: bool | None = None,
     verify: bool = False,
+    trace: str | Path | None = None,
     timeout_s: float = 1800.0,
 ) -> "tuple[torch.nn.Module, Optimizers]":
     """Make this model train in data parallel with the other ranks; return the same two objects.
@@ -161,11 +168,16 @@ def prepare(
 
     ``optimizer`` may be a list of optimizers. ``barrier`` overrides whether every step waits for
     all tensors. ``verify`` compares all weights between ranks before every backward pass (slow).
+    ``trace`` is a file for plans and events, which ``bytelane replay`` reads; ``{rank}`` in it is
+    replaced, and without that only rank 0 writes.
     """
     runtime = _runtime()
     planner = make_planner(policy, choose_knobs(policy, partition, credit), barrier)
     optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
-    runtime.attach(model, optimizers, planner, timeout_s=timeout_s, verify=verify)
+    recorder = None if trace is None else _recorder(trace)
+    runtime.attach(
+        model, optimizers, planner, timeout_s=timeout_s, verify=verify, recorder=recorder
+    )
     return model, optimizer
 
 
@@ -185,6 +197,23 @@ def replan(
     planner = make_planner(policy, choose_knobs(policy, partition, credit), barrier)
     if session is not None:
         session.propose(planner)
+
+
+def status(model: "torch.nn.Module") -> "Status | None":
+    """Say how the training of a prepared model is going; None where there is only one worker."""
+    session = _runtime().find_session(model)
+    found: Status | None = None if session is None else session.status()
+    return found
+
+
+def _recorder(trace: str | Path) -> "Recorder | None":
+    import torch.distributed as dist
+
+    from bytelane.trace.recording import Recorder
+
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    path = str(trace).replace("{rank}", str(rank))
+    return Recorder(Path(path)) if rank == 0 or "{rank}" in str(trace) else None
 
 
 def no_sync(model: "torch.nn.Module") -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from bytelane.core import Plan, Scheduler, Start, Transport
+from bytelane.core import Event, Plan, Scheduler, Start, Transport
 from bytelane.errors import (
     PlanMismatch,
     TrainingError,
@@ -49,6 +49,7 @@ class Engine:
     ) -> None:
         self.plan = plan
         self.transfers: list[Transfer] = []
+        self.launched: list[int] = []
         self._transport = transport
         self._names = tensor_names
         self._timeout_s = timeout_s
@@ -73,6 +74,7 @@ class Engine:
             self._scheduler.reset()
             self._unready = set(range(len(self.plan.tensor_bytes)))
             self.transfers = []
+            self.launched = []
 
     def notify_ready(self, tensor: int) -> None:
         """A gradient is complete: launch what may go."""
@@ -81,6 +83,11 @@ class Engine:
             starts = self._scheduler.notify_ready(tensor, self._clock())
             self._unready.discard(tensor)
             self._launch(starts)
+
+    @property
+    def events(self) -> list[Event]:
+        """What the scheduler was told in this iteration."""
+        return list(self._scheduler.events)
 
     def is_ready(self, tensor: int) -> bool:
         """Tell whether this tensor's gradient was reported in this iteration."""
@@ -156,6 +163,7 @@ class Engine:
         try:
             while self._to_launch and self._failure is None:
                 operation = self._to_launch.popleft()
+                self.launched.append(operation)
                 self._launched_at[operation] = self._clock()
                 self._transport.start(operation, self._finished)
         except Exception as error:

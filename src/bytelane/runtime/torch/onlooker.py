@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._dynamo.eval_frame import skip_code
 from torch.overrides import (
     TorchFunctionMode,
     _get_current_function_mode_stack,
@@ -101,12 +102,16 @@ class _Mode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if torch.compiler.is_compiling():  # compiled code is entered through a gate
+            return func(*args, **(kwargs or {}))
         for onlooker in list(self.onlookers):
             onlooker.look((*args, *(kwargs or {}).values()))
         return func(*args, **(kwargs or {}))
 
 
 _mode = _Mode()
+# To be compiled as part of whatever calls torch functions, but never by itself.
+skip_code(_Mode.__torch_function__.__code__)
 
 
 def _stack() -> list[Any]:

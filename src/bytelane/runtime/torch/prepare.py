@@ -5,7 +5,7 @@ import contextlib
 import functools
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,13 +16,20 @@ from bytelane.core import Planner
 from bytelane.errors import NotSupported, TrainingError
 from bytelane.runtime.torch import agreement
 from bytelane.runtime.torch.control import Control
-from bytelane.runtime.torch.gate import Gate
+from bytelane.runtime.torch.gate import (
+    Gate,
+    around_compiled,
+    is_compiled,
+    is_compiled_in_place,
+    outside_compiled_code,
+)
 from bytelane.runtime.torch.onlooker import Onlooker
 from bytelane.runtime.torch.peers import leave, meet
 from bytelane.runtime.torch.session import Session
 from bytelane.runtime.torch.sockets import Sockets
 from bytelane.runtime.torch.support import first_problem, is_separable
-from bytelane.runtime.torch.trained import describe, module_name, parameters_of
+from bytelane.runtime.torch.trained import describe, gated_modules, module_name, parameters_of
+from bytelane.trace.recording import Recorder
 
 # By the model's id, which is not used again while the session lives, since that holds the model.
 # The hooks hold the session, so model and session go together.
@@ -37,6 +44,7 @@ def attach(
     timeout_s: float,
     keep_iterations: int = 4,
     verify: bool = False,
+    recorder: Recorder | None = None,
 ) -> Session | None:
     """Prepare a model for training; None where there is nobody to synchronise with."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -63,6 +71,7 @@ def attach(
         keep_iterations=keep_iterations,
         say=_say,
         verify=verify,
+        recorder=recorder,
     )
     for optimizer in optimizers:
         if not is_separable(optimizer):
@@ -121,21 +130,33 @@ def _drop(*groups: dist.ProcessGroup) -> None:
 
 
 def _hook_model(model: torch.nn.Module, session: Session) -> None:
-    model.register_forward_pre_hook(Gate(session.enter_model))
-    for name, module in model.named_modules():
-        if any(True for _ in module.parameters(recurse=False)):
-            gate = functools.partial(session.pass_gate, module_name(name))
-            module.register_forward_pre_hook(Gate(gate))
-    # Also after an exception: what is owed must not stay behind unseen.
-    model.register_forward_hook(Gate(session.leave_model), always_call=True)
+    for name, module in gated_modules(model):
+        _put_gate(module, functools.partial(session.pass_gate, module_name(name)))
+    _put_gate(model, session.enter_model, session.leave_model)
     model.register_state_dict_pre_hook(Gate(session.flush))  # type: ignore[no-untyped-call]
     model.register_load_state_dict_pre_hook(Gate(session.flush))  # type: ignore[no-untyped-call]
     _announce_zero_grad(model, session)
+    if is_compiled(model):
+        _say("the whole model is compiled, so every forward pass begins with waiting for all")
+
+
+def _put_gate(
+    module: torch.nn.Module, before: Callable[[], None], after: Callable[[], None] | None = None
+) -> None:
+    """Call ``before`` before the module's forward and earlier gates, and ``after`` after them."""
+    if is_compiled_in_place(module):
+        around_compiled(module, before, after or (lambda: None))
+        return
+    module.register_forward_pre_hook(Gate(before), prepend=True)
+    if after is not None:
+        # Also after an exception: what is owed must not stay behind unseen.
+        module.register_forward_hook(Gate(after), always_call=True)
 
 
 def _hook_optimizer(optimizer: torch.optim.Optimizer, number: int, session: Session) -> None:
     late_steps = session.steppers[number]
 
+    @outside_compiled_code
     def before_step(
         _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -148,6 +169,7 @@ def _hook_optimizer(optimizer: torch.optim.Optimizer, number: int, session: Sess
         others = {name: value for name, value in kwargs.items() if name != "closure"}
         return (args[0], session.synchronised(closure, number), *args[2:]), others
 
+    @outside_compiled_code
     def after_step(_: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not late_steps.active:
             session.after_step()
@@ -165,6 +187,7 @@ def _announce_zero_grad(owner: torch.nn.Module | torch.optim.Optimizer, session:
     Without this the onlooker would see gradients being read at the head of every loop, and wait.
     """
 
+    @outside_compiled_code
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
         if self is owner:  # and not a copy, which is a plain object again
             session.before_zero_grad(parameters_of(owner), set_to_none)

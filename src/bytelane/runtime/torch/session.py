@@ -30,12 +30,14 @@ from bytelane.runtime.torch.onlooker import Onlooker
 from bytelane.runtime.torch.peers import Peers
 from bytelane.runtime.torch.planning import Planning
 from bytelane.runtime.torch.sockets import Sockets
+from bytelane.runtime.torch.status import Status
 from bytelane.runtime.torch.stepping import PartialStepper
 from bytelane.runtime.torch.stopwatch import Stopwatch
 from bytelane.runtime.torch.support import is_separable
 from bytelane.runtime.torch.synchroniser import Synchroniser
-from bytelane.runtime.torch.trained import Trained, describe, module_name, parameters_of
+from bytelane.runtime.torch.trained import Trained, describe, parameters_of
 from bytelane.runtime.torch.transport import AllReduceTransport, in_memory_order
+from bytelane.trace.recording import Recorder
 
 OUTSIDE = "the loop"
 
@@ -76,6 +78,7 @@ class Session:
         keep_iterations: int,
         say: Say,
         verify: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         self.watch = Stopwatch(keep_iterations)
         self.synchronising = True
@@ -91,7 +94,7 @@ class Session:
         self._planning = Planning(type(model).__name__, planner, self.watch, control)
         self._peers = peers
         self._sockets = sockets
-        self._sync = Synchroniser(groups, peers=peers, timeout_s=timeout_s)
+        self._sync = Synchroniser(groups, peers=peers, timeout_s=timeout_s, recorder=recorder)
         self._taken: set[int] = set()
         self._owed: dict[int, int] = {}  # tensor -> which optimizer owes it an update
         self._flights: dict[int, Flight] = {}
@@ -109,10 +112,6 @@ class Session:
 
     def _begin_with(self, trained: Trained) -> None:
         self.trained = trained
-        self._of_module = {
-            module_name(name): tuple(trained.numbers_of(module.parameters(recurse=False)))
-            for name, module in self._model.named_modules()
-        }
         self._sync.install(self._planning.first_plan(trained, self._steps), trained)
 
     @property
@@ -127,6 +126,23 @@ class Session:
     def job(self) -> Job | None:
         """The model as measured; None before that."""
         return self._planning.job
+
+    def status(self) -> Status:
+        """Say how training is going."""
+        return Status(
+            rank=self._control.rank,
+            workers=self._control.size,
+            step=self._steps,
+            tensors=len(self.trained),
+            gradient_bytes=sum(self.trained.tensor_bytes),
+            policy=self.plan.policy,
+            plan_version=self.plan.version,
+            operations=len(self.plan.operations),
+            waits_for_all=self.plan.barrier,
+            iteration_s=self.watch.iteration_s(),
+            owed_tensors=len(self._owed),
+            failure=str(self._sync.failure or ""),
+        )
 
     # --- forward -------------------------------------------------------------------------------
 
@@ -149,7 +165,7 @@ class Session:
         """A module is about to use its own parameters."""
         self.watch.stop()
         if self._owed:
-            self.settle(self._owed.keys() & self._of_module[module])
+            self.settle(self._owed.keys() & self.trained.used_by[module])
         if torch.is_grad_enabled():
             self.watch.start("forward", module)
 

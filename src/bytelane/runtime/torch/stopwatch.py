@@ -7,6 +7,7 @@ module lasts from the gradient before to its own last gradient. Everything else 
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from statistics import median
 
 from bytelane.core import Plan, label
@@ -85,6 +86,12 @@ class Stopwatch:
     def trace(self, source: str) -> Trace:
         spans = tuple(sorted(self._spans, key=lambda span: span.start_s))
         return Trace(source, spans, dict(self._starts))
+
+    def iteration_s(self) -> float | None:
+        """Return the median of the last iterations, from forward to forward."""
+        starts = sorted(self._starts.items())
+        times = [b - a for (k, a), (next_k, b) in pairwise(starts) if next_k == k + 1]
+        return median(times) if times else None
 
     def layer_order(self, iteration: int) -> list[str]:
         """Modules in the order in which forward came to them."""

@@ -37,8 +37,8 @@ def is_separable(optimizer: torch.optim.Optimizer) -> bool:
 def _problems(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[str]:
     if isinstance(model, DistributedDataParallel):
         yield "the model is wrapped in DistributedDataParallel; give prepare() the model inside it"
-    if type(model).__name__ in ("FullyShardedDataParallel", "OptimizedModule"):
-        yield f"the model is a {type(model).__name__}; give prepare() the plain module"
+    if type(model).__name__ == "FullyShardedDataParallel" or hasattr(model, "reshard"):
+        yield "the model is sharded by FSDP; give prepare() the plain module"
     for name, module in model.named_modules():
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             yield f"{name or 'the model'} has sparse gradients; build it with sparse=False"

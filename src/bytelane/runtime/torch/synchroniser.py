@@ -15,6 +15,7 @@ from bytelane.runtime.engine import Engine, Transfer
 from bytelane.runtime.torch.control import KnowsPeers, name_failure
 from bytelane.runtime.torch.trained import Trained
 from bytelane.runtime.torch.transport import AllReduceTransport
+from bytelane.trace.recording import PlanLine, Recorder, RoundLine
 
 
 class Synchroniser:
@@ -26,12 +27,15 @@ class Synchroniser:
         *,
         peers: KnowsPeers,
         timeout_s: float,
+        recorder: Recorder | None = None,
     ) -> None:
         self.is_open = False
         """Whether a round has begun whose tensors have not all been settled."""
         self._groups = groups
         self._timeout_s = timeout_s
         self._peers = peers
+        self._recorder = recorder
+        self._round = (0, 0)
         self._failure: TrainingError | None = None
 
     def install(self, plan: Plan, trained: Trained) -> None:
@@ -48,10 +52,16 @@ class Synchroniser:
         )
         if self._failure is not None:
             self._engine.fail(self._failure)
+        if self._recorder is not None:
+            self._recorder.write(PlanLine(plan, trained.names))
 
     @property
     def plan(self) -> Plan:
         return self._engine.plan
+
+    @property
+    def failure(self) -> TrainingError | None:
+        return self._failure
 
     @property
     def transfers(self) -> list[Transfer]:
@@ -65,12 +75,17 @@ class Synchroniser:
 
     def open(self, step: int, number: int, *, signal: bool) -> None:
         """Begin a round, all ranks the same one."""
+        self._round = step, number
         self._engine.begin_iteration()
         self.transport.begin_round(step, number, signal=signal)
         self.is_open = True
 
     def close(self) -> None:
+        """End a round of which everything has been settled."""
         self.is_open = False
+        if self._recorder is not None:
+            events, launched = tuple(self._engine.events), tuple(self._engine.launched)
+            self._recorder.write(RoundLine(*self._round, events, launched))
 
     def take(self, tensor: int, gradient: torch.Tensor, *, used: bool) -> None:
         """Let a gradient take part in the round; it must not be touched until it has arrived."""

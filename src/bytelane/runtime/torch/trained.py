@@ -1,8 +1,10 @@
 """What is trained: a model's parameters by number and name, and the modules that hold them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
+
+from bytelane.runtime.torch.gate import is_compiled
 
 
 class Trained:
@@ -17,8 +19,19 @@ class Trained:
         self.parameters = tuple(p for _, p in named)
         self.dtypes = tuple(p.dtype for p in self.parameters)
         self.tensor_bytes = tuple(p.numel() * p.element_size() for p in self.parameters)
-        self.owners = _owners(model, self.parameters)
         self._number = {id(p): number for number, p in enumerate(self.parameters)}
+        self.used_by = {
+            module_name(name): tuple(
+                sorted(self.numbers_of(module.parameters(recurse=is_compiled(module))))
+            )
+            for name, module in gated_modules(model)
+        }
+        """Module -> the tensors that it uses."""
+        self.owners = [
+            tuple(name for name, tensors in self.used_by.items() if number in tensors)
+            for number in range(len(named))
+        ]
+        """Tensor -> the modules that use it; tied ones have several."""
 
     def __len__(self) -> int:
         return len(self.parameters)
@@ -58,6 +71,17 @@ def module_name(name: str) -> str:
     return name or "(model)"
 
 
+def gated_modules(module: torch.nn.Module, name: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
+    """Return the modules that use parameters of their own; one that is compiled uses all within."""
+    if is_compiled(module):
+        yield name, module
+        return
+    if next(module.parameters(recurse=False), None) is not None:
+        yield name, module
+    for child_name, child in module.named_children():
+        yield from gated_modules(child, f"{name}.{child_name}" if name else child_name)
+
+
 def parameters_of(owner: torch.nn.Module | torch.optim.Optimizer) -> list[torch.Tensor]:
     """Return all parameters of a model or an optimizer."""
     if isinstance(owner, torch.nn.Module):
@@ -67,13 +91,3 @@ def parameters_of(owner: torch.nn.Module | torch.optim.Optimizer) -> list[torch.
 
 def _in_groups(optimizers: Iterable[torch.optim.Optimizer]) -> list[int]:
     return [id(p) for optimizer in optimizers for p in parameters_of(optimizer)]
-
-
-def _owners(model: torch.nn.Module, parameters: tuple[torch.Tensor, ...]) -> list[tuple[str, ...]]:
-    """Return the modules that hold each parameter; tied ones have several."""
-    found: dict[int, list[str]] = {id(p): [] for p in parameters}
-    for name, module in model.named_modules():
-        for parameter in module.parameters(recurse=False):
-            if id(parameter) in found:
-                found[id(parameter)].append(module_name(name))
-    return [tuple(found[id(p)]) for p in parameters]

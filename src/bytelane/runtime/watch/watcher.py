@@ -47,6 +47,7 @@ class Watcher:
         self._loss: PeerError | None = None
         self._callbacks: list[OnLoss] = []
         self._changed = threading.Condition()
+        self._is_connected = False
         self._is_closing = False
         self._is_over = False
         self._pid = os.getpid()
@@ -61,6 +62,8 @@ class Watcher:
 
     def connect(self, addresses: Sequence[bytes]) -> None:
         """Begin to watch: the addresses of all ranks, in their order, ours too."""
+        if self._is_connected:
+            raise InputError("the ranks know each other already; connect only once")
         if len(addresses) != self._world:
             raise InputError(f"{len(addresses)} addresses for {self._world} ranks")
         if addresses[self._rank] != self.address:
@@ -70,6 +73,7 @@ class Watcher:
                 Address.decode(address)
             except ValueError:
                 raise InputError(f"the address of rank {rank} cannot be read") from None
+        self._is_connected = True
         self._tell(Word.CONNECT, b"".join(addresses))
 
     # --- what is known of the others -----------------------------------------------------------
@@ -124,8 +128,6 @@ class Watcher:
 
     def close(self) -> None:
         """Leave in order, and end the sentinel; that waits until the others have heard of it."""
-        if os.getpid() != self._pid:
-            return
         self._is_closing = True
         self._tell(Word.LEAVE)
         if threading.current_thread() is self._thread:

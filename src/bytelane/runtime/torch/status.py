@@ -1,0 +1,27 @@
+"""How training is going, in numbers."""
+
+import msgspec
+
+
+class Status(msgspec.Struct, frozen=True):
+    """One prepared model on one rank, at one moment."""
+
+    rank: int
+    workers: int
+    step: int
+    """How often the optimizer has stepped."""
+    tensors: int
+    gradient_bytes: int
+    policy: str
+    """``buckets`` until the job has been measured."""
+    plan_version: int
+    operations: int
+    """How many are launched for one backward pass."""
+    waits_for_all: bool
+    """Whether every step waits for all tensors."""
+    iteration_s: float | None
+    """Median of the last iterations; None before there are two."""
+    owed_tensors: int
+    """How many tensors still wait for the update of the last step."""
+    failure: str
+    """Why training has ended; empty if it has not."""

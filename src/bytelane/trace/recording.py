@@ -1,0 +1,116 @@
+"""What one rank's scheduler was told, and when: enough to step the core through it again.
+
+A file of JSON lines. A line with a plan holds for the rounds after it; a line with a round has its
+events, and what was launched. A run that is killed leaves whole lines and perhaps one half, which is
+left out when the file is read.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import msgspec
+
+from bytelane.core import Event, Plan, Scheduler, Start, label
+from bytelane.errors import IllegalEvent, InputError
+
+
+class PlanLine(msgspec.Struct, frozen=True, tag="plan"):
+    """From here on this plan is in force."""
+
+    plan: Plan
+    tensor_names: tuple[str, ...]
+
+
+class RoundLine(msgspec.Struct, frozen=True, tag="round"):
+    """All tensors were summed once."""
+
+    step: int
+    number: int
+    """Of the round, within the step."""
+    events: tuple[Event, ...]
+    """Seconds of a clock that starts anywhere, what happened, and to which tensor or operation."""
+    launched: tuple[int, ...]
+
+
+class Recorder:
+    """Writes one rank's recording, a line at a time."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = path.open("wb")
+
+    def write(self, line: PlanLine | RoundLine) -> None:
+        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Replayed(NamedTuple):
+    """A round, stepped through the core again."""
+
+    line: RoundLine
+    plan: PlanLine
+    difference: str
+    """Where the core would have done something else; empty if nowhere."""
+
+    @property
+    def seconds(self) -> float:
+        """From the first event to the last."""
+        return self.line.events[-1].now - self.line.events[0].now if self.line.events else 0.0
+
+
+def replay(path: Path) -> Iterator[Replayed]:
+    """Step the core through every round of a recording."""
+    plan: PlanLine | None = None
+    for number, line in enumerate(read(path), start=1):
+        if isinstance(line, PlanLine):
+            plan = line
+        elif plan is None:
+            raise InputError(f"{path}: line {number} is a round, but no plan comes before it")
+        else:
+            yield Replayed(line, plan, _difference(line, plan))
+
+
+def read(path: Path) -> Iterator[PlanLine | RoundLine]:
+    """Return the lines of a recording, without a last one that was cut off."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    for number, text in enumerate(lines[:-1], start=1):
+        try:
+            yield msgspec.json.decode(text, type=PlanLine | RoundLine)
+        except msgspec.DecodeError as error:
+            raise InputError(f"{path} is not a recording: line {number}: {error}") from None
+
+
+def _difference(line: RoundLine, plan: PlanLine) -> str:
+    scheduler = Scheduler.of_plan(plan.plan)
+    launched: list[int] = []
+    for event in line.events:
+        try:
+            launched += [start.operation for start in _tell(scheduler, event)]
+        except IllegalEvent as error:
+            return str(error)
+    for ours, theirs in zip(launched, line.launched, strict=False):
+        if ours != theirs:
+            return f"launched {_name(theirs, plan)}, where the core says {_name(ours, plan)}"
+    if len(launched) != len(line.launched):
+        return f"launched {len(line.launched)} operations, where the core says {len(launched)}"
+    return ""
+
+
+def _tell(scheduler: Scheduler, event: Event) -> list[Start]:
+    if event.kind == "ready":
+        return scheduler.notify_ready(event.which, event.now)
+    return scheduler.notify_finish(event.which, event.now)
+
+
+def _name(operation: int, plan: PlanLine) -> str:
+    if not 0 <= operation < len(plan.plan.operations):
+        return f"{operation} (which the plan does not have)"
+    parts = plan.plan.operations[operation].parts
+    return f"{operation} ({label(parts, plan.tensor_names, plan.plan.tensor_bytes)})"

@@ -1,0 +1,254 @@
+"""Plans that change while training goes on, recordings of it, and weights that are compared."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import bytelane
+from bytelane.cli.main import app
+from bytelane.errors import InputError, WeightsDiffer
+from bytelane.runtime.torch import session_of
+from bytelane.trace.recording import PlanLine, RoundLine, read, replay
+from ranks import Pool
+from training import equal, loss_of, make, train, trained_by_ddp, weights
+
+POLICIES: list[dict[str, Any]] = [
+    {"policy": "fifo"},
+    {"policy": "mg-wfbp"},
+    {"policy": "p3", "partition": "1KiB"},
+    {"policy": "bytescheduler", "partition": "1KiB", "credit": "3KiB"},
+    {"policy": "bytescheduler", "partition": 1001, "credit": 1},
+    {"policy": "units", "partition": "2KiB", "credit": "4KiB"},
+]
+
+
+def changing(rank: int, seed: int, steps: int, every: int) -> tuple[bool, int, int]:
+    """Ask for another plan ever so often, at moments that only rank 0 knows."""
+    net, opt = make()
+    bytelane.prepare(net, opt, timeout_s=30, **POLICIES[3])
+    choose = random.Random(seed + rank)  # the other ranks ask for something else, in vain
+    asked = 0
+    for step in range(steps):
+        opt.zero_grad()
+        loss_of(net, rank, step).backward()
+        if step >= 3 and choose.random() < 1 / every:
+            bytelane.replan(net, **choose.choice(POLICIES), barrier=choose.choice([None, True]))
+            asked += rank == 0
+        opt.step()
+    version = session_of(net).plan.version
+    return (
+        equal(weights(net), trained_by_ddp(rank, "chain", "momentum", steps=steps)),
+        asked,
+        version,
+    )
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_many_changes_of_plan_lose_nothing(two_ranks: Pool, seed: int) -> None:
+    (same, asked, version), (also_same, _, other_version) = two_ranks.run(
+        changing, seed=seed, steps=60, every=2
+    )
+    assert same
+    assert also_same
+    assert version == other_version
+    assert asked / 2 < version <= asked + 2
+
+
+def asked_for(rank: int) -> list[str]:
+    net, opt = make()
+    bytelane.prepare(net, opt, timeout_s=30, **POLICIES[3])
+    policies = []
+    for step in range(9):
+        if step == 5:
+            bytelane.replan(net, policy="fifo" if rank == 0 else "p3")
+        opt.zero_grad()
+        loss_of(net, rank, step).backward()
+        opt.step()
+        policies.append(session_of(net).plan.policy)
+    return policies
+
+
+def test_what_rank_0_asks_for_is_done_one_step_later_on_all(two_ranks: Pool) -> None:
+    first, second = two_ranks.run(asked_for)
+    assert first == second == ["buckets"] * 3 + ["bytescheduler"] * 3 + ["fifo"] * 3
+
+
+def test_a_change_to_something_unknown_is_refused(two_ranks: Pool) -> None:
+    net, _ = make()
+    with pytest.raises(InputError, match="did you mean fifo"):
+        bytelane.replan(net, policy="fifoo")
+
+
+# --- recordings ----------------------------------------------------------------------------------
+
+
+def recorded(rank: int, path: str) -> None:
+    net, opt = make()
+    bytelane.prepare(net, opt, timeout_s=30, trace=path, **POLICIES[3])
+    train(net, opt, rank, steps=6)
+    weights(net)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory, two_ranks: Pool) -> Path:
+    folder = tmp_path_factory.mktemp("recording")
+    two_ranks.run(recorded, path=str(folder / "deep" / "rank{rank}.jsonl"))
+    return folder / "deep"
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_a_run_can_be_stepped_through_again(recording: Path, rank: int) -> None:
+    rounds = list(replay(recording / f"rank{rank}.jsonl"))
+    assert [found.line.step for found in rounds] == list(range(6))
+    assert [found.plan.plan.policy for found in rounds] == ["buckets"] * 3 + ["bytescheduler"] * 3
+    assert not any(found.difference for found in rounds)
+    assert all(found.seconds > 0 for found in rounds)
+
+
+def _rewritten(recording: Path, tmp_path: Path, change: Any) -> Path:
+    path = tmp_path / "changed.jsonl"
+    lines = [change(line) for line in read(recording / "rank0.jsonl")]
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines if line))
+    return path
+
+
+def test_a_run_that_launched_in_another_order_is_noticed(recording: Path, tmp_path: Path) -> None:
+    def swap(line: PlanLine | RoundLine) -> PlanLine | RoundLine:
+        if isinstance(line, RoundLine) and line.step == 4:
+            a, b, *others = line.launched
+            return msgspec.structs.replace(line, launched=(b, a, *others))
+        return line
+
+    path = _rewritten(recording, tmp_path, swap)
+    odd = [found for found in replay(path) if found.difference]
+    assert [found.line.step for found in odd] == [4]
+    assert "launched 1 (" in odd[0].difference
+    assert "where the core says 0 (" in odd[0].difference
+    done = CliRunner().invoke(app, ["replay", str(path)])
+    assert done.exit_code == 1
+    assert "1 of 6 rounds differ" in done.output
+
+
+def test_a_run_that_launched_less_or_heard_the_impossible_is_noticed(
+    recording: Path, tmp_path: Path
+) -> None:
+    def spoil(line: PlanLine | RoundLine) -> PlanLine | RoundLine:
+        if isinstance(line, RoundLine) and line.step == 4:
+            return msgspec.structs.replace(line, launched=line.launched[:-1])
+        if isinstance(line, RoundLine) and line.step == 5:
+            return msgspec.structs.replace(line, events=line.events[::-1])
+        return line
+
+    odd = [f.difference for f in replay(_rewritten(recording, tmp_path, spoil)) if f.difference]
+    assert "operations, where the core says" in odd[0]
+    assert "is not in flight" in odd[1]
+
+
+def test_a_run_that_was_killed_is_read_up_to_its_last_whole_line(
+    recording: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "cut.jsonl"
+    path.write_bytes((recording / "rank0.jsonl").read_bytes()[:-40])
+    assert len(list(replay(path))) == 5
+
+
+def test_the_command_tells_what_it_found(recording: Path) -> None:
+    done = CliRunner().invoke(app, ["replay", str(recording / "rank0.jsonl")])
+    assert done.exit_code == 0
+    assert "6 rounds, all as the core decides" in done.output
+    done = CliRunner().invoke(app, ["replay", str(recording / "rank0.jsonl"), "--json"])
+    assert json.loads(done.output) == {"rounds": 6, "differences": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (None, "cannot be read: No such file"),
+        (b'{"type":"plan"}\n', "line 1: Object missing required field"),
+        (b"hello\n", "is not a recording: line 1"),
+        (
+            b'{"type":"round","step":0,"number":0,"events":[],"launched":[]}\n',
+            "no plan comes before it",
+        ),
+    ],
+)
+def test_what_is_not_a_recording_is_named(
+    tmp_path: Path, text: bytes | None, complaint: str
+) -> None:
+    path = tmp_path / "file.jsonl"
+    if text is not None:
+        path.write_bytes(text)
+    with pytest.raises(InputError, match=complaint):
+        list(replay(path))
+
+
+# --- comparing weights ---------------------------------------------------------------------------
+
+
+def verified(rank: int, spoil: bool) -> str:
+    net, opt = make()
+    bytelane.prepare(net, opt, verify=True, timeout_s=30, **POLICIES[3])
+    try:
+        for step in range(6):
+            opt.zero_grad()
+            loss_of(net, rank, step).backward()
+            opt.step()
+            if spoil and rank == 1 and step == 4:
+                with torch.no_grad():
+                    net[2].bias[7] += 1e-7
+    except WeightsDiffer as error:
+        return str(error)
+    return "all equal"
+
+
+def test_weights_that_part_are_named_on_every_rank(two_ranks: Pool) -> None:
+    assert two_ranks.run(verified, spoil=False) == ["all equal", "all equal"]
+    for message in two_ranks.run(verified, spoil=True):
+        assert message.startswith("2.bias differs between ranks: rank 1 does not hold what rank 0")
+
+
+# --- how it is going -----------------------------------------------------------------------------
+
+
+def told(rank: int) -> list[Any]:
+    net, opt = make()
+    bytelane.prepare(net, opt, timeout_s=30, **POLICIES[3])
+    before = bytelane.status(net)
+    train(net, opt, rank, steps=6)
+    return [before, bytelane.status(net)]
+
+
+def test_status_tells_how_it_is_going(two_ranks: Pool) -> None:
+    for rank, (before, after) in enumerate(two_ranks.run(told)):
+        assert (before.rank, before.workers, before.step) == (rank, 2, 0)
+        assert (before.policy, before.iteration_s) == ("buckets", None)
+        assert (after.policy, after.step, after.plan_version) == ("bytescheduler", 6, 2)
+        assert after.tensors == 8
+        assert after.gradient_bytes == sum(4 * p.numel() for p in make()[0].parameters())
+        assert after.iteration_s > 0
+        assert after.failure == ""
+
+
+def test_without_other_workers_there_is_no_status() -> None:
+    assert bytelane.status(make()[0]) is None
+
+
+def unprepared(rank: int) -> list[str]:
+    said = []
+    for ask in (bytelane.status, lambda net: bytelane.no_sync(net).__enter__()):
+        try:
+            ask(make()[0])
+        except bytelane.BytelaneError as error:
+            said.append(str(error))
+    return said
+
+
+def test_a_model_that_was_not_prepared_is_named(two_ranks: Pool) -> None:
+    for said in two_ranks.run(unprepared):
+        assert said == ["this model was not prepared; call bytelane.prepare() first"] * 2
