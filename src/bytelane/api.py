@@ -152,7 +152,7 @@ def prepare(
     model: "torch.nn.Module",
     optimizer: "Optimizers",
     *,
-    policy: str = "bytescheduler",
+    policy: str = "auto",
     partition: str | int | None = None,
     credit: str | int | None = None,
     barrier: bool | None = None,
@@ -164,7 +164,9 @@ def prepare(
 
     Call it after ``init_process_group`` and before the first forward pass, on every rank, instead
     of wrapping the model in DistributedDataParallel. The first three iterations are measured with
-    plain buckets; then the policy's plan takes over.
+    plain buckets; then the policy's plan takes over. ``auto`` measures the network too, and asks
+    the simulator which pieces in which order are best; where there is nothing to win, it takes the
+    best plain buckets.
 
     ``optimizer`` may be a list of optimizers. ``barrier`` overrides whether every step waits for
     all tensors. ``verify`` compares all weights between ranks before every backward pass (slow).
@@ -172,13 +174,42 @@ def prepare(
     replaced, and without that only rank 0 writes.
     """
     runtime = _runtime()
-    planner = make_planner(policy, choose_knobs(policy, partition, credit), barrier)
     optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
     recorder = None if trace is None else _recorder(trace)
     runtime.attach(
-        model, optimizers, planner, timeout_s=timeout_s, verify=verify, recorder=recorder
+        model,
+        optimizers,
+        **_planning(policy, partition, credit, barrier),
+        timeout_s=timeout_s,
+        verify=verify,
+        recorder=recorder,
     )
     return model, optimizer
+
+
+def _planning(
+    policy: str, partition: str | int | None, credit: str | int | None, barrier: bool | None
+) -> dict[str, Any]:
+    """Return who plans, and what he needs to be told."""
+    if policy != "auto":
+        knobs = choose_knobs(policy, partition, credit)
+        return {"planner": make_planner(policy, knobs, barrier)}
+    for name, given in (("partition", partition), ("credit", credit), ("barrier", barrier)):
+        if given is not None:
+            raise InputError(f"{name} has no effect under policy auto, which chooses it itself")
+    from bytelane.measure import measure_link
+    from bytelane.tune import AutoPlanner
+    from bytelane.tune.page import print_page
+
+    planner = AutoPlanner(say=lambda line: print(f"bytelane: {line}", flush=True))
+    return {
+        "planner": planner,
+        "probe": lambda group: measure_link(group)[0],
+        "review": planner.has_departed,
+        "farewell": lambda status: print_page(
+            planner.choice, status.iteration_s, status.link_busy_s
+        ),
+    }
 
 
 def replan(

@@ -105,14 +105,19 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return hashlib.sha256(self.encode()).hexdigest()
 
 
-def bucket_plan(tensor_bytes: Sequence[int], bucket_bytes: int, version: int = 1) -> Plan:
-    """Plan without knowing anything: buckets from the last tensor to the first, with a barrier.
+def bucket_plan(
+    tensor_bytes: Sequence[int],
+    bucket_bytes: int,
+    version: int = 1,
+    order: Sequence[int] | None = None,
+) -> Plan:
+    """Plan as DDP does: buckets of tensors in the order of their gradients, with a barrier.
 
-    This is what DDP does before it has seen an iteration: registration order is the best guess.
+    Before anything is known of that order, the best guess is from the last tensor to the first.
     """
     buckets: list[list[SubTask]] = []
     room = 0
-    for tensor in reversed(range(len(tensor_bytes))):
+    for tensor in reversed(range(len(tensor_bytes))) if order is None else order:
         if tensor_bytes[tensor] > room:
             buckets.append([])
             room = bucket_bytes

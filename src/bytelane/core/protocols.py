@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from bytelane.cluster import Cluster
 from bytelane.core.knobs import Knobs
 from bytelane.core.plan import Plan
 from bytelane.job import Job
@@ -12,9 +13,9 @@ Done = Callable[[int, Exception | None], None]
 
 
 class Planner(Protocol):
-    """Decides, from a measured job, what is sent in which order."""
+    """Decides, from a measured job (and cluster, if that was measured), what is sent when."""
 
-    def __call__(self, job: Job, version: int) -> Plan: ...
+    def __call__(self, job: Job, version: int, cluster: Cluster | None = None) -> Plan: ...
 
 
 class Tuner(Protocol):

@@ -17,10 +17,19 @@ PLANNING_RATIO = 1.1
 ALIGNMENT = 8
 
 
-def make_planner(policy: str, knobs: Knobs, barrier: bool | None = None) -> Planner:
+def make_planner(
+    policy: str,
+    knobs: Knobs,
+    barrier: bool | None = None,
+    *,
+    in_ready_order: bool = False,
+    ratio: float = PLANNING_RATIO,
+) -> Planner:
     """Return a planner that simulates the measured job under this policy.
 
     With ``barrier`` the plan is the same, but whether a step waits for all is decided by that.
+    ``in_ready_order`` takes its order away from the policy, and nothing else. ``ratio`` is how much
+    of the computing time communication is taken to last.
     """
     _require_plannable(policy)
     aligned = knobs
@@ -28,13 +37,15 @@ def make_planner(policy: str, knobs: Knobs, barrier: bool | None = None) -> Plan
         part = max(ALIGNMENT, knobs.partition_bytes - knobs.partition_bytes % ALIGNMENT)
         aligned = msgspec.structs.replace(knobs, partition_bytes=part)
 
-    def plan(job: Job, version: int) -> Plan:
+    def plan(job: Job, version: int, cluster: Cluster | None = None) -> Plan:
         # Two workers put every byte on the wire once, so this rate makes the ratio.
-        link = Link(job.total_bytes / (PLANNING_RATIO * max(job.compute_s, 1e-9)))
+        link = Link(job.total_bytes / (ratio * max(job.compute_s, 1e-9)))
         # Interpreted: one simulation is milliseconds, and loading the compiler would be a second.
-        cluster = Cluster(2, link)
-        schedule = make_policy(policy, job, cluster, aligned)
-        made = simulate(job, cluster, schedule, "interpreted").plan(version)
+        two = Cluster(2, link)
+        schedule = make_policy(policy, job, two, aligned)
+        if in_ready_order:
+            schedule = schedule.in_ready_order(job)
+        made = simulate(job, two, schedule, "interpreted").plan(version)
         return made if barrier is None else msgspec.structs.replace(made, barrier=barrier)
 
     return plan

@@ -4,7 +4,11 @@ Everything here is done by all ranks at the same moment, between two rounds.
 """
 
 import itertools
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Protocol
 
+from bytelane.cluster import Cluster, Link
 from bytelane.core import Element, Plan, Planner, bucket_plan
 from bytelane.job import Job, Tensor
 from bytelane.runtime.torch import agreement
@@ -13,55 +17,98 @@ from bytelane.runtime.torch.stopwatch import Stopwatch, durations, measured_job
 from bytelane.runtime.torch.trained import Trained
 
 # The first iteration allocates memory and is not typical; the next ones are measured.
-MEASURED_ITERATIONS = (1, 2)
+MEASURED_ITERATIONS = 2
+FIRST_ITERATIONS = 1 + MEASURED_ITERATIONS
+REVIEWED_ITERATIONS = 10
 FIRST_BUCKET_BYTES = 25 * 10**6
+
+
+class Wish(IntEnum):
+    """What rank 0 would like to be done before the next round; it travels with a round."""
+
+    NOTHING = 0
+    PLAN = 1
+    MEASURE_AND_PLAN = 2
+
+
+class Review(Protocol):
+    """Judges, on rank 0, whether the plan still fits."""
+
+    def __call__(self, iteration_s: float) -> bool: ...
 
 
 class Planning:
     """The plans of one model, one after the other."""
 
-    def __init__(self, name: str, planner: Planner, watch: Stopwatch, control: Control) -> None:
+    def __init__(
+        self,
+        name: str,
+        planner: Planner,
+        watch: Stopwatch,
+        control: Control,
+        *,
+        probe: Callable[[], Link] | None = None,
+        review: Review | None = None,
+    ) -> None:
         self.job: Job | None = None
         """The model as measured; None before that."""
-        self.proposal: Planner | None = None
-        """What rank 0 would like to plan with from now on."""
+        self.wish = Wish.NOTHING
         self._name = name
         self._planner = planner
         self._watch = watch
         self._control = control
+        self._probe = probe
+        self._review = review
         self._version = 0
         self._first_step = 0
-        self._measured = False
+        self._is_measured = False
 
     def first_plan(self, trained: Trained, step: int) -> Plan:
         """Plan without knowing anything; what was known before is forgotten."""
-        self.job, self._measured = None, False
+        self.job, self._is_measured = None, False
         self._first_step = step
         self._version += 1
         return _fit(bucket_plan(trained.tensor_bytes, FIRST_BUCKET_BYTES, self._version), trained)
 
     def is_due(self, step: int) -> bool:
         """Tell whether enough has been measured; the same on all ranks, which count alike."""
-        return not self._measured and step - self._first_step > max(MEASURED_ITERATIONS)
+        return not self._is_measured and step - self._first_step >= FIRST_ITERATIONS
 
-    def next_plan(self, trained: Trained, unused: set[int]) -> Plan | None:
+    def propose(self, planner: Planner) -> None:
+        """Plan with this from the next agreed step on; what rank 0 proposes is done."""
+        if self._control.rank == 0:
+            self._planner, self.wish = planner, Wish.PLAN
+
+    def review(self, step: int) -> None:
+        """Look from time to time, on rank 0, whether iterations are still as they were."""
+        if self._review is None or self._control.rank != 0 or not self._is_measured:
+            return
+        if (step - self._first_step) % REVIEWED_ITERATIONS == 0:
+            iteration_s = self._watch.iteration_s()
+            if iteration_s is not None and self._review(iteration_s):
+                self.wish = Wish.MEASURE_AND_PLAN
+
+    def next_plan(
+        self, trained: Trained, unused: set[int], step: int, granted: Wish
+    ) -> Plan | None:
         """Let rank 0 plan, and return its plan on every rank; None if nothing could be measured."""
-        if not self._measured:
-            self.job, self._measured = self._measure(trained, unused), True
+        if not self._is_measured or granted is Wish.MEASURE_AND_PLAN:
+            self.job, self._is_measured = self._measure(trained, unused, step), True
+        self.wish = Wish.NOTHING
         if self.job is None:
             return None
+        cluster = None if self._probe is None else Cluster(self._control.size, self._probe())
         plan = None
         self._version += 1
         try:
             if self._control.rank == 0:
-                self._planner, self.proposal = self.proposal or self._planner, None
-                plan = _fit(self._planner(self.job, self._version), trained)
+                plan = _fit(self._planner(self.job, self._version, cluster), trained)
         finally:  # also if that failed: the other ranks must not wait for ever
             agreed = agreement.share_plan(plan, self._control)
         return agreed
 
-    def _measure(self, trained: Trained, unused: set[int]) -> Job | None:
-        iterations = [self._first_step + k for k in MEASURED_ITERATIONS]
+    def _measure(self, trained: Trained, unused: set[int], step: int) -> Job | None:
+        iterations = range(step - MEASURED_ITERATIONS, step)
         mine = self._watch.layer_order(iterations[-1])
         layers = agreement.names_from_first(mine, self._control)
         if not layers or not len(trained):

@@ -25,8 +25,10 @@ from bytelane.runtime.torch.gate import (
 )
 from bytelane.runtime.torch.onlooker import Onlooker
 from bytelane.runtime.torch.peers import leave, meet
-from bytelane.runtime.torch.session import Session
+from bytelane.runtime.torch.planning import Review
+from bytelane.runtime.torch.session import Probe, Session
 from bytelane.runtime.torch.sockets import Sockets
+from bytelane.runtime.torch.status import Status
 from bytelane.runtime.torch.support import first_problem, is_separable
 from bytelane.runtime.torch.trained import describe, gated_modules, module_name, parameters_of
 from bytelane.trace.recording import Recorder
@@ -45,6 +47,9 @@ def attach(
     keep_iterations: int = 4,
     verify: bool = False,
     recorder: Recorder | None = None,
+    probe: Probe | None = None,
+    review: Review | None = None,
+    farewell: Callable[[Status], None] | None = None,
 ) -> Session | None:
     """Prepare a model for training; None where there is nobody to synchronise with."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -72,6 +77,8 @@ def attach(
         say=_say,
         verify=verify,
         recorder=recorder,
+        probe=probe,
+        review=review,
     )
     for optimizer in optimizers:
         if not is_separable(optimizer):
@@ -84,6 +91,7 @@ def attach(
         _hook_optimizer(optimizer, number, session)
     session.hook_gradients()
     Onlooker.start_watching()
+    session.farewell = farewell
     _sessions[id(model)] = session
     weakref.finalize(session, _drop, group, agreeing).atexit = False
     _flush_all_at_exit()
@@ -207,6 +215,7 @@ def _flush_all() -> None:
     for session in list(_sessions.values()):
         try:
             session.settle_owed()
+            session.say_farewell()
         except TrainingError as error:
             print(f"bytelane: at exit: {error}", flush=True)
     leave()

@@ -13,12 +13,14 @@ Updates are made only in the training thread, so nothing changes under the user'
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from bytelane.cluster import Link
 from bytelane.core import Plan, Planner
 from bytelane.errors import NotSupported, TrainingError
 from bytelane.job import Job
@@ -28,7 +30,7 @@ from bytelane.runtime.torch.gradient_hooks import GradientHook
 from bytelane.runtime.torch.joining import Joining
 from bytelane.runtime.torch.onlooker import Onlooker
 from bytelane.runtime.torch.peers import Peers
-from bytelane.runtime.torch.planning import Planning
+from bytelane.runtime.torch.planning import Planning, Review, Wish
 from bytelane.runtime.torch.sockets import Sockets
 from bytelane.runtime.torch.status import Status
 from bytelane.runtime.torch.stepping import PartialStepper
@@ -46,6 +48,12 @@ class Say(Protocol):
     """Where the one-line messages go."""
 
     def __call__(self, message: str) -> None: ...
+
+
+class Probe(Protocol):
+    """Measures the link between the ranks of a group, all of which call it."""
+
+    def __call__(self, group: dist.ProcessGroup) -> Link: ...
 
 
 class Flight(NamedTuple):
@@ -79,19 +87,30 @@ class Session:
         say: Say,
         verify: bool = False,
         recorder: Recorder | None = None,
+        probe: Probe | None = None,
+        review: Review | None = None,
     ) -> None:
         self.watch = Stopwatch(keep_iterations)
         self.synchronising = True
         """False within ``no_sync``: gradients only add up here."""
         self.joining: Joining | None = None
         """Within ``join``: who still has data."""
+        self.farewell: Callable[[Status], None] | None = None
+        """What rank 0 has to say when the script ends."""
         self.steppers = [PartialStepper(optimizer) for optimizer in optimizers]
         self._model = model
         self._optimizers = optimizers
         self._control = control
         self._say = say
         self._verify = verify
-        self._planning = Planning(type(model).__name__, planner, self.watch, control)
+        self._planning = Planning(
+            type(model).__name__,
+            planner,
+            self.watch,
+            control,
+            probe=None if probe is None else partial(probe, groups[0]),
+            review=review,
+        )
         self._peers = peers
         self._sockets = sockets
         self._sync = Synchroniser(groups, peers=peers, timeout_s=timeout_s, recorder=recorder)
@@ -140,9 +159,16 @@ class Session:
             operations=len(self.plan.operations),
             waits_for_all=self.plan.barrier,
             iteration_s=self.watch.iteration_s(),
+            compute_s=None if self.job is None else self.job.compute_s,
+            link_busy_s=self.watch.link_busy_s(),
             owed_tensors=len(self._owed),
             failure=str(self._sync.failure or ""),
         )
+
+    def say_farewell(self) -> None:
+        """Tell, on rank 0, how it went."""
+        if self.farewell is not None and self._control.rank == 0:
+            self.farewell(self.status())
 
     # --- forward -------------------------------------------------------------------------------
 
@@ -277,9 +303,8 @@ class Session:
         if self._verify and self._rounds == 0:
             agreement.require_equal_weights(self._model, self._control)
         if self._planning.is_due(self._steps) or self._sync.signalled:
-            self._change_plan()
-        signal = self._planning.proposal is not None
-        self._sync.open(self._steps, self._rounds, signal=signal)
+            self._change_plan(Wish(self._sync.signalled))
+        self._sync.open(self._steps, self._rounds, signal=self._planning.wish)
         self._rounds += 1
         self._updated = 0
         self._forward_ran = False
@@ -306,9 +331,9 @@ class Session:
                 self._opened_in,
             )
 
-    def _change_plan(self) -> None:
+    def _change_plan(self, granted: Wish) -> None:
         unused = {t for t in range(len(self.trained)) if not self._sync.was_used(t)}
-        plan = self._planning.next_plan(self.trained, unused)
+        plan = self._planning.next_plan(self.trained, unused, self._steps, granted)
         if plan is None:
             self._say("the model's own forward never ran, so the plain buckets stay")
         else:
@@ -389,6 +414,7 @@ class Session:
             self._rounds = 0
             self._steps += 1
             self.watch.begin_iteration()
+            self._planning.review(self._steps)
         self.watch.start("outside", OUTSIDE)
 
     def before_zero_grad(self, parameters: Iterable[torch.Tensor], set_to_none: bool) -> None:
@@ -429,8 +455,7 @@ class Session:
 
     def propose(self, planner: Planner) -> None:
         """Plan with this from the next agreed step on; what rank 0 proposes is done."""
-        if self._control.rank == 0:
-            self._planning.proposal = planner
+        self._planning.propose(planner)
 
     def flush(self) -> None:
         """Bring everything up to date."""

@@ -21,6 +21,10 @@ class Status(msgspec.Struct, frozen=True):
     """Whether every step waits for all tensors."""
     iteration_s: float | None
     """Median of the last iterations; None before there are two."""
+    compute_s: float | None
+    """What an iteration takes without communication, as measured; None before that."""
+    link_busy_s: float | None
+    """For how long of the last whole iteration something was being sent."""
     owed_tensors: int
     """How many tensors still wait for the update of the last step."""
     failure: str

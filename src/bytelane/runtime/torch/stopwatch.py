@@ -93,6 +93,19 @@ class Stopwatch:
         times = [b - a for (k, a), (next_k, b) in pairwise(starts) if next_k == k + 1]
         return median(times) if times else None
 
+    def link_busy_s(self) -> float | None:
+        """Return for how long of the last iteration but one something was in flight."""
+        sent = [
+            s for s in self._spans if s.kind == "transfer" and s.iteration == self.iteration - 2
+        ]
+        if not sent:
+            return None
+        busy_s, until_s = 0.0, 0.0
+        for span in sorted(sent, key=lambda span: span.start_s):
+            busy_s += max(0.0, span.end_s - max(span.start_s, until_s))
+            until_s = max(until_s, span.end_s)
+        return busy_s
+
     def layer_order(self, iteration: int) -> list[str]:
         """Modules in the order in which forward came to them."""
         return list(

@@ -69,11 +69,11 @@ class Synchroniser:
         return self._engine.transfers
 
     @property
-    def signalled(self) -> bool:
-        """Tell, of a round that is over, whether rank 0 wants to change the plan."""
+    def signalled(self) -> int:
+        """Tell, of a round that is over, what rank 0 would like."""
         return self.transport.signalled
 
-    def open(self, step: int, number: int, *, signal: bool) -> None:
+    def open(self, step: int, number: int, *, signal: int) -> None:
         """Begin a round, all ranks the same one."""
         self._round = step, number
         self._engine.begin_iteration()

@@ -5,10 +5,10 @@ They cost no message of their own::
     [ used, used, ..., signal, stamp, stamp, ... ]
 
 *used*, one a part: 1 if this rank's backward pass has reached the tensor. Where the sum is zero
-nobody has, and the gradient must stay what it was. *signal*: rank 0 wants to change the plan.
-*stamp*: which operation of which step this is. Collectives match by launch order, and gloo adds up
-whatever meets; if two ranks ever launch different operations, the stamps do not add up, and the sum
-is not applied.
+nobody has, and the gradient must stay what it was. *signal*: what rank 0 would like, as a small
+number. *stamp*: which operation of which step this is. Collectives match by launch order, and gloo
+adds up whatever meets; if two ranks ever launch different operations, the stamps do not add up, and
+the sum is not applied.
 """
 
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ class Trailer:
         self.numbers = torch.zeros(parts + 1 + self._digits, dtype=dtype)
         self._sent: list[int] = []
 
-    def write(self, used: Sequence[bool], signal: bool, stamp: int) -> None:
+    def write(self, used: Sequence[bool], signal: int, stamp: int) -> None:
         """Fill in this rank's numbers."""
         digits = [stamp // self._base**k % self._base for k in range(self._digits)]
-        self._sent = [*map(int, used), int(signal), *digits]
+        self._sent = [*map(int, used), signal, *digits]
         self.numbers.copy_(torch.tensor(self._sent, dtype=self.numbers.dtype))
 
     def fits(self) -> bool:
@@ -50,8 +50,9 @@ class Trailer:
         """Tell of each part whether anybody has used its tensor."""
         return [count > 0 for count in self.numbers[: self._parts].tolist()]
 
-    def signal(self) -> bool:
-        return bool(self.numbers[self._parts] > 0)
+    def signal(self) -> int:
+        """Return rank 0's wish; the other ranks have sent zero."""
+        return int(self.numbers[self._parts])
 
 
 def digits_of(dtype: torch.dtype, world: int) -> tuple[int, int]:

@@ -38,7 +38,7 @@ class AllReduceTransport:
         self._options = dist.AllreduceCoalescedOptions()
         self._round = 0
         self._first_stamp = int(plan.digest[:8], 16)
-        self._signal = False
+        self._signal = 0
         self.memory: list[torch.Tensor | None] = [None] * len(plan.tensor_bytes)
         """The gradients in flight, each as one row."""
         self._used = [False] * len(plan.tensor_bytes)
@@ -53,14 +53,14 @@ class AllReduceTransport:
             self._trailers.append(Trailer(len(operation.parts), dtype, self._world))
         self.used_by_anybody = [False] * len(plan.tensor_bytes)
         """Of the tensors that have arrived: whether the backward pass of some rank reached them."""
-        self.signalled = False
-        """Whether rank 0 has said in this round that it wants to change the plan."""
+        self.signalled = 0
+        """What rank 0 has said in this round that it would like."""
 
-    def begin_round(self, step: int, number: int, *, signal: bool = False) -> None:
-        """Name the round that all ranks begin; rank 0 may add that it wants to change the plan."""
+    def begin_round(self, step: int, number: int, *, signal: int = 0) -> None:
+        """Name the round that all ranks begin; rank 0 may add a wish."""
         self._round = step * ROUNDS_IN_A_STEP + number
         self._signal = signal
-        self.signalled = False
+        self.signalled = 0
         self.used_by_anybody = [False] * len(self._used)
 
     def take(self, tensor: int, gradient: torch.Tensor, *, used: bool = True) -> None:
@@ -117,8 +117,8 @@ class AllReduceTransport:
         for (tensor, _, _), used in zip(self._ranges[operation], trailer.used(), strict=True):
             if used:  # only ever set: two of gloo's threads may be here at once
                 self.used_by_anybody[tensor] = True
-        if trailer.signal():
-            self.signalled = True
+        if signal := trailer.signal():
+            self.signalled = signal
         return None
 
 

@@ -1,0 +1,143 @@
+"""policy="auto": it searches plans in the simulator, and says what it found."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bytelane
+from bytelane.cluster import Cluster, Link
+from bytelane.errors import InputError
+from bytelane.job import Job, Layer, Tensor
+from bytelane.sim import simulate
+from bytelane.tune import AutoPlanner, Choice, choose
+from bytelane.tune.auto import describe
+from bytelane.tune.page import lines, print_page
+from bytelane.tune.search import WORTH
+from ranks import Pool
+from training import make
+
+MEGABYTE = 10**6
+
+
+def job_of(ratio: float, layers: int = 12, rate: float = 60e6) -> Job:
+    """Make a job whose computing takes this many times as long as its communication."""
+    size = 2 * MEGABYTE
+    seconds = ratio * layers * size / rate / layers
+    return Job(
+        "even",
+        tuple(Layer(f"layer {i}", seconds / 3, 2 * seconds / 3) for i in range(layers)),
+        tuple(Tensor(f"tensor {i}", size, (i,)) for i in range(layers)),
+    )
+
+
+CLUSTER = Cluster(2, Link(60e6, 1e-3, 1e-4))
+
+
+@settings(max_examples=10)
+@given(st.floats(0.2, 8), st.integers(2, 6))
+def test_what_is_taken_is_never_predicted_to_be_slower_than_plain_buckets(
+    ratio: float, layers: int
+) -> None:
+    job = job_of(ratio, layers)
+    choice = choose(job, CLUSTER, version=7)
+    assert choice.taken.iteration_s <= choice.plain.iteration_s
+    assert choice.is_plain == (choice.scheduled.iteration_s * WORTH > choice.plain.iteration_s)
+    assert choice.taken.plan.version == 7
+    again = simulate(job, CLUSTER, choice.taken.plan, "interpreted")
+    assert choice.taken.iteration_s == again.iteration_s
+    assert choice.bound_s <= choice.taken.iteration_s * (1 + 1e-9)
+
+
+def test_where_both_take_as_long_the_order_of_need_wins() -> None:
+    choice = choose(job_of(1.0), CLUSTER, version=1)
+    assert not choice.is_plain
+    assert choice.plain.iteration_s / choice.taken.iteration_s > 1.1
+    assert not choice.taken.plan.barrier
+
+
+def test_where_computing_takes_far_longer_plain_buckets_are_taken() -> None:
+    choice = choose(job_of(60.0), CLUSTER, version=1)
+    assert choice.is_plain
+    assert choice.taken.plan.policy == "buckets"
+    assert choice.taken.plan.barrier
+
+
+def test_plain_buckets_are_filled_in_the_order_of_the_gradients() -> None:
+    job = job_of(60.0, layers=3)
+    reversed_tensors = tuple(reversed(job.tensors))  # registered against the order of use
+    plan = choose(msgspec.structs.replace(job, tensors=reversed_tensors), CLUSTER, 1).taken.plan
+    sent = [part.tensor for operation in plan.operations for part in operation.parts]
+    assert sent == [0, 1, 2]
+
+
+def test_it_says_in_a_line_what_it_does() -> None:
+    said: list[str] = []
+    planner = AutoPlanner(said.append)
+    plan = planner(job_of(1.0), 2, CLUSTER)
+    assert planner.choice is not None
+    assert plan == planner.choice.taken.plan
+    assert len(said) == 1
+    assert " -> " in said[0]
+    assert "units of" in said[0]
+    assert "instead of plain buckets of" in said[0]
+    planner(job_of(60.0), 3, CLUSTER)
+    assert "nothing to win here (compute-bound 58:1)" in said[1]
+    planner(job_of(0.001), 4, CLUSTER)
+    assert "nothing to win here (network-bound" in said[2]
+
+
+def test_without_a_measured_network_it_cannot_plan() -> None:
+    with pytest.raises(InputError, match="needs a measured network"):
+        AutoPlanner(print)(job_of(1.0), 1)
+
+
+@pytest.mark.parametrize(
+    ("times_s", "departed"),
+    [
+        ([1.0, 1.09, 0.91, 1.0], [False, False, False, False]),
+        ([1.0, 1.2, 1.2], [False, False, True]),
+        ([1.0, 0.8, 0.8], [False, False, True]),
+        ([1.0, 1.2, 1.0, 1.2, 1.0], [False] * 5),
+    ],
+)
+def test_only_what_departs_twice_in_a_row_is_planned_again(
+    times_s: list[float], departed: list[bool]
+) -> None:
+    planner = AutoPlanner(lambda _: None)
+    planner(job_of(1.0, layers=2), 1, CLUSTER)
+    assert [planner.has_departed(seconds) for seconds in times_s] == departed
+    planner(job_of(1.0, layers=2), 2, CLUSTER)
+    assert not planner.has_departed(5.0)  # the first under a new plan is the measure
+
+
+@pytest.fixture(scope="module")
+def choice() -> Choice:
+    return choose(job_of(1.0, layers=4), CLUSTER, 1)
+
+
+def test_the_page_at_the_end_sets_real_beside_predicted(
+    choice: Choice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "\n".join(lines(choice, iteration_s=0.2, busy_s=0.15))
+    for word in ("iteration", "computing alone", "lower bound", "plain buckets", "scheduled"):
+        assert word in text
+    assert "25 % of an iteration" in text
+    assert f"done: {choice.taken.name}" in text
+    assert "idle" not in "\n".join(lines(choice, 0.2, None))
+    print_page(None, 0.2, 0.1)
+    print_page(choice, None, None)
+    assert capsys.readouterr().out == ""
+    print_page(choice, 0.2, 0.15)
+    assert "bytelane: how it went" in capsys.readouterr().out
+
+
+def test_the_line_of_a_job_without_communication_can_be_said(choice: Choice) -> None:
+    alone = msgspec.structs.replace(choice, taken=choice.plain, communication_s=0.0)
+    assert "compute-bound inf:1" in describe(alone)
+
+
+@pytest.mark.parametrize("knob", ["partition", "credit", "barrier"])
+def test_what_auto_chooses_cannot_be_given(two_ranks: Pool, knob: str) -> None:
+    with pytest.raises(InputError, match=f"{knob} has no effect under policy auto"):
+        bytelane.prepare(*make(), **{knob: 1})
