@@ -140,7 +140,7 @@ def out_of_step(rank: int, how: str) -> tuple[str, bool]:
         changed = msgspec.structs.replace(session.plan, operations=tuple(operations))
         session._sync.install(changed, session.trained)
     elif rank == 1:
-        session._steps += 1
+        session._rounds.step += 1
     try:
         train(net, opt, rank, steps=1)
         session.flush()
@@ -426,7 +426,7 @@ def planner_that_fails(rank: int) -> str:
     net, opt = make()
     bytelane.prepare(net, opt, timeout_s=20, **SMALL_PARTS)
 
-    def fail(job: object, version: int) -> None:
+    def fail(job: object, version: int, cluster: object = None) -> None:
         raise RuntimeError("no idea")
 
     session_of(net)._planning._planner = fail  # type: ignore[assignment]

@@ -141,7 +141,8 @@ class Engine:
         """Return whose gradients must come before these tensors can be synchronised.
 
         Operations are launched in plan order, so all gradients up to a tensor's last operation must
-        be there, and it is the waiting thread that makes them.
+        be there, or simply all if nothing is gathered before; it is the waiting thread that makes
+        them.
         """
         with self._changed:
             if not self._unready:
@@ -186,7 +187,7 @@ class Engine:
     def _named(self, operation: int, error: Exception) -> TrainingError:
         if isinstance(error, TrainingError):
             return error
-        first = self.plan.operations[operation].parts[0]
+        first = self.plan.operations[operation % len(self.plan.operations)].parts[0]
         return TransferFailed(f"synchronising {self._names[first.tensor]} failed: {error}")
 
     def _raise_failure(self) -> None:
@@ -195,11 +196,11 @@ class Engine:
 
 
 def _reach(plan: Plan) -> tuple[dict[int, int], dict[int, int]]:
-    """Return each tensor's first and last operation."""
+    """Return each tensor's first operation, and the last one it waits for: its own, or of all."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, operation in enumerate(plan.operations):
         for part in operation.parts:
             first.setdefault(part.tensor, number)
-            last[part.tensor] = number
+            last[part.tensor] = len(plan.operations) if plan.gather_order else number
     return first, last

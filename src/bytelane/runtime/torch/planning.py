@@ -70,9 +70,11 @@ class Planning:
         self._version += 1
         return _fit(bucket_plan(trained.tensor_bytes, FIRST_BUCKET_BYTES, self._version), trained)
 
-    def is_due(self, step: int) -> bool:
-        """Tell whether enough has been measured; the same on all ranks, which count alike."""
-        return not self._is_measured and step - self._first_step >= FIRST_ITERATIONS
+    def is_due(self, step: int, granted: Wish) -> bool:
+        """Tell whether a plan is to be made now; the same on all ranks, which count alike."""
+        if not self._is_measured:
+            return step - self._first_step >= FIRST_ITERATIONS
+        return granted is not Wish.NOTHING
 
     def propose(self, planner: Planner) -> None:
         """Plan with this from the next agreed step on; what rank 0 proposes is done."""

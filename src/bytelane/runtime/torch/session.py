@@ -14,7 +14,7 @@ Updates are made only in the training thread, so nothing changes under the user'
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,8 @@ from bytelane.runtime.torch.gradient_hooks import GradientHook
 from bytelane.runtime.torch.joining import Joining
 from bytelane.runtime.torch.onlooker import Onlooker
 from bytelane.runtime.torch.peers import Peers
-from bytelane.runtime.torch.planning import Planning, Review, Wish
+from bytelane.runtime.torch.planning import Planning, Review
+from bytelane.runtime.torch.rounds import Rounds
 from bytelane.runtime.torch.sockets import Sockets
 from bytelane.runtime.torch.status import Status
 from bytelane.runtime.torch.stepping import PartialStepper
@@ -38,7 +39,7 @@ from bytelane.runtime.torch.stopwatch import Stopwatch
 from bytelane.runtime.torch.support import is_separable
 from bytelane.runtime.torch.synchroniser import Synchroniser
 from bytelane.runtime.torch.trained import Trained, describe, parameters_of
-from bytelane.runtime.torch.transport import AllReduceTransport, in_memory_order
+from bytelane.runtime.torch.transport import AllReduceTransport
 from bytelane.trace.recording import Recorder
 
 OUTSIDE = "the loop"
@@ -54,19 +55,6 @@ class Probe(Protocol):
     """Measures the link between the ranks of a group, all of which call it."""
 
     def __call__(self, group: dist.ProcessGroup) -> Link: ...
-
-
-class Flight(NamedTuple):
-    """A gradient that is being summed in place."""
-
-    gradient: torch.Tensor
-    """``p.grad`` itself, or a stand-in if no backward pass here has reached the parameter."""
-    before: torch.Tensor | None
-    """What ``p.grad`` was."""
-
-    @property
-    def is_stand_in(self) -> bool:
-        return self.gradient is not self.before
 
 
 class Session:
@@ -102,7 +90,17 @@ class Session:
         self._optimizers = optimizers
         self._control = control
         self._say = say
-        self._verify = verify
+        self._peers = peers
+        self._sockets = sockets
+        self._owed: dict[int, int] = {}  # tensor -> which optimizer owes it an update
+        self._taken: set[int] = set()
+        self._zeroed: dict[int, bool] = {}
+        self._forward_ran = False
+        self._buffers_are_due = True
+        self._updated = 0  # tensors, since the round began
+        self._gradient_hooks: list[GradientHook] = []
+        self.onlooker = Onlooker(self.settle)
+        self._sync = Synchroniser(groups, peers=peers, timeout_s=timeout_s, recorder=recorder)
         self._planning = Planning(
             type(model).__name__,
             planner,
@@ -111,31 +109,25 @@ class Session:
             probe=None if probe is None else partial(probe, groups[0]),
             review=review,
         )
-        self._peers = peers
-        self._sockets = sockets
-        self._sync = Synchroniser(groups, peers=peers, timeout_s=timeout_s, recorder=recorder)
-        self._taken: set[int] = set()
-        self._owed: dict[int, int] = {}  # tensor -> which optimizer owes it an update
-        self._flights: dict[int, Flight] = {}
-        self._zeroed: dict[int, bool] = {}
-        self._added_here: set[int] = set()  # reached by backward passes that were not summed
-        self._forward_ran = False
-        self._buffers_are_due = True
-        self._steps = 0
-        self._updated = 0  # tensors, since the round began
-        self._rounds = 0  # since the last step
-        self._opened_in = 0
-        self.onlooker = Onlooker(self.settle)
-        self._gradient_hooks: list[GradientHook] = []
-        self._begin_with(Trained(model, optimizers))
+        self._rounds = Rounds(
+            model,
+            Trained(model, optimizers),
+            sync=self._sync,
+            planning=self._planning,
+            control=control,
+            onlooker=self.onlooker,
+            watch=self.watch,
+            say=say,
+            verify=verify,
+        )
 
-    def _begin_with(self, trained: Trained) -> None:
-        self.trained = trained
-        self._sync.install(self._planning.first_plan(trained, self._steps), trained)
+    @property
+    def trained(self) -> Trained:
+        return self._rounds.trained
 
     @property
     def plan(self) -> Plan:
-        return self._sync.plan
+        return self._rounds.plan
 
     @property
     def transport(self) -> AllReduceTransport:
@@ -151,7 +143,7 @@ class Session:
         return Status(
             rank=self._control.rank,
             workers=self._control.size,
-            step=self._steps,
+            step=self._rounds.step,
             tensors=len(self.trained),
             gradient_bytes=sum(self.trained.tensor_bytes),
             policy=self.plan.policy,
@@ -180,7 +172,7 @@ class Session:
         if self.trained.has_changed(self._optimizers):
             self._start_over()
         if self.joining is not None and self.synchronising:
-            self.joining.announce(self._steps, self._rounds, self._buffers_are_due)
+            self.joining.announce(self._rounds.step, self._rounds.number, self._buffers_are_due)
         if self._buffers_are_due:
             self.copy_buffers()
         # As in DDP: not after a forward pass within no_sync.
@@ -214,9 +206,7 @@ class Session:
         """Something was frozen, unfrozen, cast or added: agree on it, and measure again."""
         self.flush()
         agreement.require_equal("the model", describe(self._model), self._control)
-        reached = [self.trained.parameters[t] for t in self._added_here]
-        self._begin_with(Trained(self._model, self._optimizers))
-        self._added_here = self.trained.numbers_of(reached)
+        self._rounds.begin_with(Trained(self._model, self._optimizers))
         self.hook_gradients()
         self._say(f"{len(self.trained)} tensors are trained from now on")
 
@@ -243,12 +233,15 @@ class Session:
             return
         self.watch.stop("backward", self.trained.owners[tensor][0])
         if not self.synchronising:
-            self._added_here.add(tensor)
+            self._rounds.add_here(tensor)
         else:
             with self.onlooker.looking_away(), torch.no_grad():
                 self._require_up_to_date(tensor)
-                self._open_round(tensor)
-                self._take(tensor, used=True)
+                if self._rounds.has_taken(tensor):
+                    self._finish_round()
+                self._open_round()
+                self._rounds.take(tensor, used=True)
+                self._taken.add(tensor)
         self.watch.start("backward", OUTSIDE)
 
     def _require_up_to_date(self, tensor: int) -> None:
@@ -258,86 +251,23 @@ class Session:
                 "something that neither a module's forward nor a torch function shows"
             )
 
-    def _take(self, tensor: int, *, used: bool) -> None:
-        parameter = self.trained.parameters[tensor]
-        if used:
-            gradient = self._usable_gradient(tensor)
-        elif parameter.grad is None:  # but other ranks may have used it
-            gradient = torch.zeros_like(parameter)
-        else:
-            gradient = parameter.grad.detach().clone()
-        self._added_here.discard(tensor)
-        self._flights[tensor] = Flight(gradient, parameter.grad)
-        self._taken.add(tensor)
-        self.onlooker.watch(tensor, (parameter, gradient))
-        self._sync.take(tensor, gradient, used=used)
-
-    def _usable_gradient(self, tensor: int) -> torch.Tensor:
-        parameter, name = self.trained.parameters[tensor], self.trained.names[tensor]
-        gradient = parameter.grad
-        if gradient is None:
-            raise NotSupported(f"a hook has taken the gradient of {name} away before it was sent")
-        if gradient.layout is not torch.strided:
-            raise NotSupported(f"the gradient of {name} is sparse, which is not supported")
-        if gradient.dtype != self.trained.dtypes[tensor]:
-            raise NotSupported(
-                f"{name} has become {gradient.dtype} since prepare(); change dtypes before it"
-            )
-        if gradient.requires_grad or in_memory_order(gradient) is None:
-            parameter.grad = gradient = gradient.detach().clone(memory_format=torch.preserve_format)
-        return gradient
-
-    # --- rounds --------------------------------------------------------------------------------
-
-    def _open_round(self, tensor: int) -> None:
-        """Begin a round unless one is under way that this tensor can still take part in."""
-        if self._sync.is_open and self._sync.has_taken(tensor):
-            self._finish_round()
-        self._ensure_round()
-
-    def _ensure_round(self) -> None:
-        if self._owed:  # by modules that this forward pass has left out
-            self.settle_owed()
-        if self._sync.is_open:
-            return
-        if self._verify and self._rounds == 0:
-            agreement.require_equal_weights(self._model, self._control)
-        if self._planning.is_due(self._steps) or self._sync.signalled:
-            self._change_plan(Wish(self._sync.signalled))
-        self._sync.open(self._steps, self._rounds, signal=self._planning.wish)
-        self._rounds += 1
-        self._updated = 0
-        self._forward_ran = False
-        self._opened_in = self.watch.iteration
+    def _open_round(self) -> None:
+        """Begin a round unless one is under way."""
+        self.settle_owed()  # by modules that this forward pass has left out
+        if not self._rounds.is_open:
+            self._rounds.ensure()
+            self._updated = 0
+            self._forward_ran = False
 
     def _complete_round(self) -> None:
         """Let everything take part that no backward pass has reached."""
-        with self.onlooker.looking_away(), torch.no_grad():
-            for tensor in self._sync.missing():
-                self._take(tensor, used=tensor in self._added_here)
+        if self._forward_ran and self.synchronising:
+            self._open_round()  # no backward pass has reached anything, at least here
+        self._taken |= self._rounds.complete()
 
     def _finish_round(self) -> None:
-        self._complete_round()
+        self._taken |= self._rounds.complete()
         self.settle(list(self._taken))
-
-    def _close_round(self) -> None:
-        if self._sync.is_open and not self._taken and not self._owed and not self._sync.missing():
-            self._sync.close()
-            self.watch.add_transfers(
-                self._sync.transfers,
-                self.plan,
-                self.trained.names,
-                self.trained.owners,
-                self._opened_in,
-            )
-
-    def _change_plan(self, granted: Wish) -> None:
-        unused = {t for t in range(len(self.trained)) if not self._sync.was_used(t)}
-        plan = self._planning.next_plan(self.trained, unused, self._steps, granted)
-        if plan is None:
-            self._say("the model's own forward never ran, so the plain buckets stay")
-        else:
-            self._sync.install(plan, self.trained)
 
     # --- uneven inputs -------------------------------------------------------------------------
 
@@ -348,23 +278,16 @@ class Session:
     def shadow_the_others(self) -> None:
         """Take part in the others' rounds until nobody has data; then take the last weights."""
         assert self.joining is not None
-        self._complete_round()
-        self.flush()
+        self._finish_round()
+        self.settle_owed()
         with self.onlooker.looking_away(), torch.no_grad():
             while (ahead := self.joining.hear()) is not None:
-                self._steps, self._rounds, buffers_are_due = ahead
+                step, number, buffers_are_due = ahead
                 if buffers_are_due:
                     self.copy_buffers()
-                self._shadow_round()
+                self._rounds.shadow(step, number)
             everything = [*self._model.parameters(), *self._model.buffers()]
             agreement.copy_from(self.joining.authority, everything, self._control)
-
-    def _shadow_round(self) -> None:
-        self._ensure_round()
-        for tensor, parameter in enumerate(self.trained.parameters):
-            self._sync.take(tensor, torch.zeros_like(parameter), used=False)
-        self._sync.wait(range(len(self.trained)))
-        self._sync.close()
 
     # --- the optimizers ------------------------------------------------------------------------
 
@@ -375,14 +298,11 @@ class Session:
             self._require_watch()
             own = self.trained.numbers_of(parameters_of(self._optimizers[which]))
             self.settle(own & self._owed.keys())  # a second step() with the same gradients
-            if self._forward_ran and self.synchronising:
-                self._ensure_round()  # no backward pass has reached anything, at least here
-            if self._sync.is_open:
-                self._complete_round()
-                if self.plan.barrier or self._must_wait(which):
-                    self.settle(own & self._taken)
-                else:
-                    self._defer(which, own & self._taken)
+            self._complete_round()
+            if self.plan.barrier or self._must_wait(which):
+                self.settle(own & self._taken)
+            else:
+                self._defer(which, own & self._taken)
         self.onlooker.paused = True
         self.watch.start("update", OUTSIDE)
 
@@ -392,8 +312,6 @@ class Session:
         def call() -> Any:
             self.onlooker.paused = False
             loss = closure()
-            if self._forward_ran and self.synchronising:
-                self._ensure_round()
             self._complete_round()
             self.flush()
             self.onlooker.paused = True
@@ -410,19 +328,17 @@ class Session:
         self.onlooker.paused = False
         self.watch.stop()
         self._forward_ran = False
-        if self._rounds:
-            self._rounds = 0
-            self._steps += 1
+        if self._rounds.count_step():
             self.watch.begin_iteration()
-            self._planning.review(self._steps)
+            self._planning.review(self._rounds.step)
         self.watch.start("outside", OUTSIDE)
 
     def before_zero_grad(self, parameters: Iterable[torch.Tensor], set_to_none: bool) -> None:
         """These gradients are thrown away; those still owed are kept, for the update only."""
         tensors = self.trained.numbers_of(parameters)
-        self._added_here -= tensors
+        self._rounds.throw_away(tensors)
         if tensors & self._taken:  # a backward pass that was not followed by a step()
-            self._complete_round()
+            self._taken |= self._rounds.complete()
             self.settle(tensors & self._taken)
         for tensor in tensors & self._owed.keys():
             self._zeroed[tensor] = set_to_none
@@ -445,7 +361,7 @@ class Session:
 
     def _defer(self, which: int, tensors: set[int]) -> None:
         self.steppers[which].remember()
-        self.settle([t for t in tensors if self._sync.has_arrived(t)])
+        self.settle([t for t in tensors if self._rounds.has_arrived(t)])
         for tensor in tensors & self._taken:
             self.trained.parameters[tensor].grad = None
             self._taken.discard(tensor)
@@ -474,26 +390,17 @@ class Session:
         with self.onlooker.looking_away(), torch.no_grad():
             self._wait([*taken, *owed])
             for tensor in taken:
-                self._give(tensor)
+                self._rounds.give(tensor)
                 self._taken.discard(tensor)
-                self.onlooker.forget(tensor)
             if owed:
                 # One step for many is cheaper than many: take along what has arrived meanwhile.
-                others = [t for t in self._owed if t not in owed and self._sync.has_arrived(t)]
+                others = [t for t in self._owed if t not in owed and self._rounds.has_arrived(t)]
                 self._update(owed + others)
-            self._close_round()
+            self._rounds.close_if_over()
 
     def _wait(self, tensors: list[int]) -> None:
-        if missing := self._sync.missing_before(tensors):
-            if torch._C._current_graph_task_id() != -1:
-                raise NotSupported(
-                    f"{self.trained.names[tensors[0]]} was looked at within a backward pass, and "
-                    f"cannot be synchronised before {self.trained.names[missing[0]]} has its "
-                    "gradient; look at it after backward()"
-                )
-            self._complete_round()
         try:
-            self._sync.wait(tensors)
+            self._taken |= self._rounds.wait(tensors)
         except TrainingError as error:
             self._peers.report_failure(str(error))
             error.add_note(self._where_the_weights_are())
@@ -502,10 +409,10 @@ class Session:
     def _where_the_weights_are(self) -> str:
         if self._owed and self._updated:
             return (
-                f"The weights are in the middle of step {self._steps}: {self._updated} tensors "
-                f"have their update, {len(self._owed)} have not. Go back to a checkpoint."
+                f"The weights are in the middle of step {self._rounds.step}: {self._updated} "
+                f"tensors have their update, {len(self._owed)} have not. Go back to a checkpoint."
             )
-        complete = self._steps - 1 if self._owed else self._steps
+        complete = self._rounds.step - 1 if self._owed else self._rounds.step
         return f"The weights are those after step {complete}."
 
     def end(self, error: TrainingError) -> None:
@@ -513,21 +420,10 @@ class Session:
         self._sync.fail(error)
         self._sockets.break_all()
 
-    def _give(self, tensor: int) -> None:
-        """Let ``p.grad`` be the mean over the ranks; what no rank has used stays what it was."""
-        flight, parameter = self._flights.pop(tensor), self.trained.parameters[tensor]
-        self._sync.forget(tensor)
-        parameter.grad = flight.before
-        if flight.is_stand_in and self._sync.was_used(tensor):
-            if flight.before is None:
-                parameter.grad = flight.gradient
-            else:
-                flight.before.copy_(flight.gradient)
-
     def _update(self, tensors: list[int]) -> None:
         self.watch.start("update", self.trained.owners[tensors[0]][0])
         for tensor in tensors:
-            self._give(tensor)
+            self._rounds.give(tensor)
         for which, stepper in enumerate(self.steppers):
             own = [t for t in tensors if self._owed[t] == which]
             if own:
@@ -536,7 +432,6 @@ class Session:
             self._forget_gradient(tensor)
             del self._owed[tensor]
             self._updated += 1
-            self.onlooker.forget(tensor)
         self.watch.stop()
 
     def _forget_gradient(self, tensor: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 
-from bytelane.core import Plan, label
+from bytelane.core import Plan
 from bytelane.job import Job, Layer, Tensor
 from bytelane.runtime.engine import Transfer
 from bytelane.trace import Kind, Span, Trace
@@ -65,18 +65,19 @@ class Stopwatch:
         iteration: int,
     ) -> None:
         for transfer in transfers:
-            operation = plan.operations[transfer.operation]
+            number = transfer.operation % len(plan.operations)
+            operation = plan.operations[number]
             layers = {self._number(owners[part.tensor][0]) for part in operation.parts}
             self._spans.append(
                 Span(
                     "transfer",
-                    label(operation.parts, names, plan.tensor_bytes),
+                    plan.describe(transfer.operation, names),
                     transfer.launched_at,
                     transfer.finished_at,
                     iteration,
                     operation.bytes,
                     tuple(sorted(layers)),
-                    transfer.operation,
+                    number,
                 )
             )
 
