@@ -1,8 +1,8 @@
 # The commands of the README do all the set-up by themselves, in .venv.
-#   make demo    the simulator, then a two-rank training run beside its own prediction
+#   make demo    the simulator, a two-rank run beside its own prediction, a script under DDP and ours
 #   make test    format, lint, types, import contracts, tests with coverage
 #   make docs    the pages in docs/ as HTML, in out/docs
-#   make soak    a thousand labs, started and killed (about ten minutes)
+#   make soak    a thousand labs, started and killed; a thousand training runs at random
 
 PYTHON ?= python3
 VENV := .venv
@@ -20,6 +20,8 @@ demo: $(VENV)/.demo
 	$(BIN)/bytelane simulate examples/vgg16.toml --workers 4 --bandwidth 25Gbit --policy bytescheduler
 	@echo
 	$(BIN)/bytelane overlay examples/vgg16-small.toml --partition 512KiB --out out
+	@echo
+	$(BIN)/bytelane try examples/cnn.py --ddp --iterations 16 --repetitions 2 --out out
 
 test: lint types contracts unit
 
@@ -49,6 +51,8 @@ docs: $(VENV)/.docs
 
 soak: $(VENV)/.dev
 	$(BIN)/python tests/soak/lab.py --cycles 1000
+	$(BIN)/python tests/soak/watch.py --events 1000
+	$(BIN)/python tests/soak/training.py --seeds 1000
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

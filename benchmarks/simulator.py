@@ -4,6 +4,7 @@ python benchmarks/simulator.py
 """
 
 import math
+import os
 import platform
 import time
 import tracemalloc
@@ -14,7 +15,7 @@ from bytelane.cluster import Cluster, Link
 from bytelane.core import Knobs, make_policy
 from bytelane.core.table import policy_state
 from bytelane.job import Job, zoo
-from bytelane.sim import evaluate, kernel
+from bytelane.sim import evaluate, evaluate_each, kernel
 from bytelane.sim.compiled import load_compiled
 from bytelane.sim.engine import Engine, Run
 from bytelane.sim.layout import lay_out, make_log, make_now, step_durations_s
@@ -40,11 +41,9 @@ def one(job: Job, engine: Engine = "compiled") -> float:
 
 
 def grid(job: Job) -> float:
-    return min(
-        evaluate(job, CLUSTER, make_policy("bytescheduler", job, CLUSTER, Knobs(part, part * k)))
-        for part in PARTITIONS
-        for k in PARTS_IN_FLIGHT
-    )
+    settings = (Knobs(part, part * k) for part in PARTITIONS for k in PARTS_IN_FLIGHT)
+    policies = (make_policy("bytescheduler", job, CLUSTER, knobs) for knobs in settings)
+    return min(evaluate_each(job, CLUSTER, policies))
 
 
 def engine_alone_ms(job: Job, run: Run, repeats: int) -> float:
@@ -55,7 +54,7 @@ def engine_alone_ms(job: Job, run: Run, repeats: int) -> float:
     for _ in range(repeats):
         state = policy_state(policy, job)
         work, _ = lay_out(job, CLUSTER, policy, state, step_s)
-        now, log = make_now(job, work, 1), make_log(work, 2, 0)
+        now, log = make_now(job, state, work), make_log(work, 2, 0)
         times.append(cpu_ms(lambda s=state, w=work, n=now, g=log: run(s, w, n, g), 1)[0])  # type: ignore[misc]
     return median(times)
 
@@ -102,7 +101,8 @@ def main() -> None:
         print(f"{job.name}, compiled against interpreted: the engine {loop:.0f} x (wanted 100 x),")
         print(f"    with laying out in Python, which both share, {whole:.0f} x")
     print_growth(vgg)
-    print(f"{platform.platform()}, Python {platform.python_version()}, CPU time of one thread")
+    machine = f"{platform.platform()}, Python {platform.python_version()}"
+    print(f"{machine}, CPU time of one thread, load {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
 
 # The same model and optimizer come back: no wrapper, no "module." in the names.
-bytelane.prepare(model, optimizer, partition="256KiB", credit="512KiB")
+bytelane.prepare(model, optimizer)
 
 # Ten fixed points in space; each input is one of them with noise, its class is which.
 centres = torch.randn(10, 64)

@@ -1,17 +1,21 @@
 """Training speed under a parameter server, policy by policy: what two of the experiments share.
 
 There are as many servers as workers, on hosts of their own, and every host has a duplex link. (With
-a server on each worker's host, its replies would share the link with the worker's pushes; the
-simulator does not count that, see docs/papers.md.) Times are the zoo's estimates for a V100 and 32
-samples a worker, so only shapes and ratios mean something.
+a server on each worker's host, its replies would share the link with the worker's pushes.) Times
+are the zoo's estimates for a V100 and 32 samples a worker: only shapes and ratios mean something.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from common import predict
+from common import draw_curves, new_figure, predict, progress
 
 from bytelane.cluster import Cluster, Link
 from bytelane.job import Job, zoo
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MODELS = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "transformer-base": "Transformer"}
 BATCH = 32
@@ -22,6 +26,8 @@ CHOICES = [(part << 10, credit) for part in (256, 1024, 4096, 16384) for credit 
 POLICIES = ("sequential", "fifo", "p3", "bytescheduler", "tuned", "optimal")
 
 Speeds = Mapping[str, float]
+Cells = Mapping[tuple[str, int], Speeds]
+"""By model, and by what is varied: a number of workers, or a rate."""
 
 
 def make_cluster(workers: int, gigabits: float, *, ideal: bool = False) -> Cluster:
@@ -44,6 +50,41 @@ def speeds(job: Job, workers: int, gigabits: float) -> Speeds:
     return {name: workers * BATCH / seconds[name] for name in (*POLICIES, "linear")}
 
 
+def speeds_over(
+    models: Sequence[str], values: Sequence[int], what: str, ask: Callable[[Job, int], Speeds]
+) -> Cells:
+    """Ask for the speeds of each model at each value."""
+    jobs = {model: make_job(model) for model in models}
+    places = [(model, value) for model in models for value in values]
+    return {(model, value): ask(jobs[model], value) for model, value in progress(places, what)}
+
+
+def speed_rows(cells: Cells, varied: str) -> list[dict[str, str | float]]:
+    """Return a row a cell."""
+    return [
+        {
+            "model": MODELS[model],
+            varied: value,
+            **{f"{name} (samples/s)": found[name] for name in (*POLICIES, "linear")},
+            "over fifo (%)": gain_percent(found["tuned"], found["fifo"]),
+        }
+        for (model, value), found in cells.items()
+    ]
+
+
+def draw_speeds(
+    cells: Cells, names: Sequence[str], scale: Callable[[Speeds, str], float]
+) -> "tuple[Figure, list[Axes]]":
+    """Draw a panel a model, in it a curve a policy."""
+    figure, panels = new_figure(1, len(MODELS), 12, 4)
+    for axes, (model, title) in zip(panels, MODELS.items(), strict=True):
+        mine = {value: found for (of, value), found in cells.items() if of == model}
+        curves = {name: [scale(found, name) for found in mine.values()] for name in names}
+        draw_curves(axes, list(mine), curves)
+        axes.set_title(title, loc="left", fontsize=10)
+    return figure, panels
+
+
 def make_job(model: str) -> Job:
     return zoo.make(model, accelerator="v100", batch=BATCH)
 
@@ -52,9 +93,12 @@ def gain_percent(better: float, worse: float) -> float:
     return 100 * (better / worse - 1)
 
 
-def largest_gain(cells: Sequence[tuple[str, Speeds]], of: str, over: str) -> tuple[float, str]:
+def largest_gain(cells: Cells, of: str, over: str, unit: str) -> tuple[float, str]:
     """Return the largest gain in speed, in percent, and where it was."""
-    return max((gain_percent(found[of], found[over]), where) for where, found in cells)
+    return max(
+        (gain_percent(found[of], found[over]), f"{MODELS[model]}, {value} {unit}")
+        for (model, value), found in cells.items()
+    )
 
 
 def ceiling_percent(job: Job, gigabits: float) -> float:

@@ -115,6 +115,7 @@ class MessageNetwork(Generic[T]):
     stages: Sequence[Stage]
     theta: T
     lam: T
+    floor: T
     credit: T | None  # None: no limit
     fusion_buffer: T | None  # None: messages are not merged
     queues: list[list[Message[T]]] = field(default_factory=lambda: [[], []])  # one a stage
@@ -136,7 +137,7 @@ class MessageNetwork(Generic[T]):
             while self.queues[index] and self._credit_is_left(index):
                 message = self._take(index)
                 begin = max(now, self.link_free_at.get(stage.link, now))
-                last_byte = begin + (self.theta + message.wire) / stage.divisor
+                last_byte = begin + max(self.floor, self.theta + message.wire) / stage.divisor
                 self.link_free_at[stage.link] = last_byte
                 self.in_flight.append((last_byte + self.lam, index, message))
 
@@ -224,6 +225,7 @@ class Settings(TypedDict, Generic[T], total=False):
 
     theta: Required[T]
     lam: Required[T]
+    floor: Required[T]  # no message occupies its link for less
     part: T | None  # p3, bytescheduler; None: whole tensors
     credit: T | None  # p3, bytescheduler; None: no limit
     fusion: T | None  # fusion, None: no limit; dear, None: each tensor alone
@@ -270,7 +272,8 @@ def _network(
     elif sync == "ps":
         # Not even push and pull overlap in "sequential": the worked case needs this to be 20 s.
         stages.append(Stage(link=1, by_layer=by_layer, after_all=policy == "sequential"))
-    theta, lam, fusion = settings["theta"], settings["lam"], settings.get("fusion")
+    theta, lam, floor = settings["theta"], settings["lam"], settings["floor"]
+    fusion = settings.get("fusion")
     credit = settings.get("credit") if policy in _PARTITIONED else None
     if policy in ("priority", "fusion"):
         # One message may always start, so a credit of nothing means one in flight.
@@ -279,14 +282,15 @@ def _network(
     if policy == "fusion" and fusion is None:
         fusion = _total(chain.wire)
     buffer = fusion if policy == "fusion" else None
-    return MessageNetwork(_messages(chain, policy, settings), stages, theta, lam, credit, buffer)
+    messages = _messages(chain, policy, settings)
+    return MessageNetwork(messages, stages, theta, lam, floor, credit, buffer)
 
 
 def _messages(chain: Chain[T], policy: str, settings: Settings[T]) -> list[Message[T]]:
     groups = [[layer] for layer in chain.tensors()]
     fusion = settings.get("fusion")
     if policy == "mg-wfbp":
-        groups = _groups_of_mg_wfbp(chain, settings["theta"], settings["lam"])
+        groups = _groups_of_mg_wfbp(chain, settings["theta"], settings["lam"], settings["floor"])
     elif policy == "dear" and fusion is not None:
         groups = _groups_of_at_most(chain, fusion)
     part = settings.get("part") if policy in _PARTITIONED else None
@@ -299,7 +303,7 @@ def _messages(chain: Chain[T], policy: str, settings: Settings[T]) -> list[Messa
     return messages
 
 
-def _groups_of_mg_wfbp(chain: Chain[T], theta: T, lam: T) -> list[list[int]]:
+def _groups_of_mg_wfbp(chain: Chain[T], theta: T, lam: T, floor: T) -> list[list[int]]:
     """Scan once from the last tensor down, merging a group into the next where that pays."""
     # CHOICE: a transfer ends with its last byte, since lam does not occupy the link; layers
     # without a tensor are skipped; with a parameter server only the pushes are looked at.
@@ -308,9 +312,10 @@ def _groups_of_mg_wfbp(chain: Chain[T], theta: T, lam: T) -> list[list[int]]:
     scanned = 0
     while scanned + 1 < len(groups):
         start = max(link_free_at, _total(chain.backward[min(groups[scanned]) :]))
-        end = start + theta + _wire_of(chain, groups[scanned])
+        end = start + max(floor, theta + _wire_of(chain, groups[scanned]))
         next_ready = _total(chain.backward[min(groups[scanned + 1]) :])
-        if next_ready < end and (start > next_ready or next_ready - start < theta + lam):
+        start_up = max(floor, theta) + lam  # what a message of no bytes would take
+        if next_ready < end and (start > next_ready or next_ready - start < start_up):
             groups[scanned] += groups.pop(scanned + 1)
         else:
             link_free_at = end

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bytelane.cluster import Cluster, Link
@@ -12,9 +12,15 @@ from bytelane.core import Knobs, make_policy, policies_for
 from bytelane.errors import InputError
 from bytelane.job import Job, Layer, Tensor
 from bytelane.sim import Jitter, Simulation, simulate
-from bytelane.sim.accounts import accounts, link_traffic, messages, workers_accounts
+from bytelane.sim.accounts import (
+    accounts,
+    accounts_by_iteration,
+    link_traffic,
+    messages,
+    workers_accounts,
+)
 from bytelane.sim.slack import Slack, layer_slack, tensor_slack
-from bytelane.sim.steady import steady
+from bytelane.sim.steady import by_stage, steady
 from strategies import jobs
 
 SECOND = 8
@@ -66,7 +72,8 @@ simulations = st.builds(
 
 
 def rows(slack: Slack) -> list[tuple[float, ...]]:
-    return list(zip(*(column.tolist() for column in slack[1:]), strict=True))
+    assert not slack.spread_s.any()
+    return list(zip(*(column.tolist() for column in slack[1:-1]), strict=True))
 
 
 # Worked by hand: ready, arrived, needed, used
@@ -117,10 +124,10 @@ def test_the_update_is_the_first_use_and_a_layer_waits_for_its_last_tensor() -> 
 def test_idle_time_and_bytes_of_the_three_layers() -> None:
     found = simulated(three_layers(), ("allreduce", "fifo"))
     used = accounts(found)
-    assert [tuple(use) for use in used] == [(6, 5), (7, 4), (7, 4)]
+    assert used == ((6, 5, 0), (7, 4, 0), (7, 4, 0))
     assert used.compute.busy_share == pytest.approx(6 / 11)
     pushed = accounts(simulated(three_layers(), ("ps", "fifo")))
-    assert [tuple(use) for use in pushed] == [(6, 8), (7, 7), (7, 7)]
+    assert pushed == ((6, 8, 0), (7, 7, 0), (7, 7, 0))
 
 
 def test_overhead_occupies_a_link_but_carries_nothing() -> None:
@@ -265,6 +272,19 @@ def test_what_some_send_others_receive(
     assert busiest == pytest.approx(beside * cluster.wire_factor * job.total_bytes)
 
 
+@given(jobs(), st.sampled_from([policy for sync, policy in ways if sync == "ps"]), eighths)
+def test_a_shared_link_carries_all_that_its_host_sends_and_no_faster_than_it_can(
+    job: Job, policy: str, theta: float
+) -> None:
+    found = simulated(job, ("ps", policy), theta=theta, workers=3, shared_link=True)
+    used, sent, (host,) = accounts(found), messages(found), link_traffic(job, found.cluster)
+    assert used.up == used.down
+    assert used.up.busy_s == pytest.approx(found.communication_s)
+    assert sent.up_bytes.sum() == pytest.approx(host.up_bytes)
+    assert sent.down_bytes.sum() == pytest.approx(host.down_bytes)
+    assert host.up_bytes <= found.cluster.link.rate * used.up.busy_s * (1 + 1e-9)
+
+
 def test_a_server_of_many_workers_carries_more_than_any_of_them() -> None:
     job, link = three_layers(), Link(SECOND)
     cluster = Cluster(6, link, servers=2, colocated=False)
@@ -286,7 +306,7 @@ def test_one_worker_sends_nothing_and_waits_for_nothing(policy: str) -> None:
     slack = tensor_slack(found)
     assert (slack.arrived_s == slack.ready_s).all()
     assert (slack.slack_s == slack.budget_s).all()
-    assert accounts(found) == ((6, 0), (0, 6), (0, 6))
+    assert accounts(found) == ((6, 0, 0), (0, 6, 0), (0, 6, 0))
     assert messages(found).start_s.size == 0
     assert [link.up_bytes for link in link_traffic(found.job, found.cluster)] == [0]
 
@@ -294,27 +314,81 @@ def test_one_worker_sends_nothing_and_waits_for_nothing(policy: str) -> None:
 def test_a_job_without_tensors_has_no_slack_to_speak_of() -> None:
     found = simulated(Job("bare", (Layer("a", 1.0, 1.0),), ()), ("allreduce", "bytescheduler"))
     assert layer_slack(found).layer.size == 0
-    assert accounts(found) == ((2, 0), (0, 2), (0, 2))
+    assert accounts(found) == ((2, 0, 0), (0, 2, 0), (0, 2, 0))
 
 
 def test_the_optimum_has_accounts_but_no_slack() -> None:
     job, cluster = three_layers(), Cluster(2, Link(SECOND))
     found = simulate(job, cluster, make_policy("optimal", job, cluster))
-    assert accounts(found) == ((6, 3), (7, 2), (7, 2))
+    assert accounts(found) == ((6, 3, 0), (7, 2, 0), (7, 2, 0))
     for ask in (tensor_slack, layer_slack, messages):
         with pytest.raises(InputError, match="neither transfers nor slack"):
             ask(found)
 
 
-def test_with_jitter_the_last_whole_iteration_is_told() -> None:
-    job, cluster = three_layers(), Cluster(3, Link(SECOND))
-    found = simulate(job, cluster, make_policy("fifo", job, cluster), jitter=Jitter(0.3))
+# With jitter
+
+
+def shaken(name: str = "fifo", sync: str = "allreduce", seed: int = 0) -> Simulation:
+    job, cluster = three_layers(), Cluster(3, Link(SECOND), servers=3 if sync == "ps" else 0)
+    policy = make_policy(name, job, cluster, Knobs(SECOND, SECOND, 5 * SECOND))
+    return simulate(job, cluster, policy, "interpreted", Jitter(0.3, seed))
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(ways), st.integers(0, 9), st.integers(0, 2))
+def test_with_jitter_books_are_means_over_the_measured_iterations(
+    way: tuple[str, str], seed: int, worker: int
+) -> None:
+    sync, name = way
+    found = shaken(name, sync, seed)
+    each, mean = accounts_by_iteration(found, worker), accounts(found, worker)
     assert found.log is not None
-    lengths = np.diff(found.log.iteration_start, axis=1)[:, -2]
-    for seconds, used in zip(lengths.tolist(), workers_accounts(found), strict=True):
-        assert used.compute.busy_s + used.compute.idle_s == pytest.approx(seconds)
-        assert min(use.idle_s for use in used) >= 0
-    assert (layer_slack(found, 2).slack_s >= 0).all()
+    # Half of 64 are measured; of the last one the end was not seen.
+    lengths = np.diff(found.log.iteration_start, axis=1)[worker, 32:63]
+    assert [one.compute.busy_s + one.compute.idle_s for one in each] == pytest.approx(lengths)
+    assert min(use.idle_s for one in each for use in one) >= -1e-9
+    for use, uses in zip(mean, zip(*each, strict=True), strict=True):
+        assert use.busy_s + use.idle_s == pytest.approx(lengths.mean())
+        assert use.busy_s == pytest.approx(np.mean([one.busy_s for one in uses]))
+        assert use.spread_s == pytest.approx(np.std([one.idle_s for one in uses]))
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(ways), st.integers(0, 9), st.integers(0, 2))
+def test_with_jitter_a_life_is_the_mean_of_many_and_has_a_spread(
+    way: tuple[str, str], seed: int, worker: int
+) -> None:
+    sync, name = way
+    found = shaken(name, sync, seed)
+    assert found.log is not None
+    tensors, layers = tensor_slack(found, worker), layer_slack(found, worker)
+    for slack in (tensors, layers):
+        assert (slack.slack_s >= 0).all()
+        assert (slack.waiting_s >= 0).all()
+    # Of each tensor the last piece, from iteration to iteration, without the machinery.
+    starts = found.log.iteration_start[worker, 32:63]
+    known = by_stage(found, found.log.known[1:-1], worker)[:, -1]
+    arrived = np.full((31, 3), -np.inf)
+    np.maximum.at(arrived, (slice(None), found.pieces.tensor), known[:, found.pieces.operation])
+    assert tensors.arrived_s == pytest.approx((arrived - starts[:, None]).mean(axis=0))
+    assert layers.arrived_s == pytest.approx(tensors.arrived_s)  # here each layer has one
+    assert layers.spread_s == pytest.approx(tensors.spread_s)
+    # Step 0 or 2k of the following iteration is the first use.
+    opens = np.zeros(3, dtype=int) if found.schedule.barrier else 2 * np.arange(3)
+    used = found.log.step_start[2:, worker][:, opens]
+    assert tensors.spread_s == pytest.approx((used - arrived).std(axis=0), abs=1e-9)
+
+
+def test_with_jitter_the_trace_and_the_plan_are_of_the_last_iterations() -> None:
+    found = shaken()
+    assert {span.iteration for span in found.trace.spans} == {0, 1, 2}
+    assert found.trace.iteration_start_s[0] == 0
+    lengths = np.diff([*found.trace.iteration_start_s.values()])
+    assert found.log is not None
+    assert lengths == pytest.approx(np.diff(found.log.iteration_start[0, -4:]))
+    launched = [operation.parts[0].tensor for operation in found.plan().operations]
+    assert launched == np.argsort(found.log.sending[-3]).tolist()
 
 
 def test_a_worker_that_is_not_there_is_refused() -> None:

@@ -2,19 +2,23 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from bytelane.bench import (
+    BUCKETS,
     Cell,
     CommunicationOnly,
     ComputeOnly,
     Conditions,
+    Contender,
     Ddp,
     Experiment,
     Fsdp,
@@ -25,8 +29,10 @@ from bytelane.bench import (
     scale_bytes,
     scale_compute,
 )
+from bytelane.bench.contender import FAR_BEHIND, WORSE_BUCKET, far_behind, overtakes
 from bytelane.bench.emulate import EmulatedModel, expected_weight, gradient_shift
 from bytelane.bench.models import load_task
+from bytelane.bench.predict import ddp_plan
 from bytelane.cli.main import app
 from bytelane.cluster import Link
 from bytelane.core import Knobs
@@ -70,6 +76,11 @@ def test_everyone_trains_exactly_and_the_check_can_fail() -> None:
         assert cell.failure == ""
         assert cell.exact is (None if alone else True), cell.contender.name
         assert [len(times) for times in cell.times_s] == [3]
+    by_need, in_ready_order = result.cells[-1], result.cells[-2]
+    assert in_ready_order.contender.name == "bytelane, bytescheduler in ready order"
+    assert in_ready_order.knobs == by_need.knobs
+    predicted = [cell.contender for cell in result.cells if cell.predicted_s]
+    assert predicted == [*BUCKETS, in_ready_order.contender, by_need.contender]
     assert result.mutation_found
     assert result.bound_s is not None
     compute, communication = result.cell(ComputeOnly), result.cell(CommunicationOnly)
@@ -96,7 +107,7 @@ def test_jitter_and_a_slow_rank_change_no_weights(uneven_run: Result) -> None:
 
 
 def test_both_traces_show_the_same_operations(uneven_run: Result) -> None:
-    found = uneven_run.cells[-1].prediction
+    found = uneven_run.cells[-1].overlay
     assert found is not None
     predicted, real = (
         sorted((s.name, s.bytes) for s in trace.spans if s.kind == "transfer" and s.iteration == k)
@@ -145,7 +156,8 @@ def test_the_table_has_a_line_a_contender(tmp_path: Path) -> None:
     command += ["--iterations", "3", "--repetitions", "2", "--bytes", "100kB", "--ratio", "0.5"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
-    for name in ("compute only", "DDP, 1 MiB buckets", "bytelane, fifo", "bytelane, bytescheduler"):
+    ours = ("bytelane, bytescheduler in ready order", "bytelane, bytescheduler")
+    for name in ("compute only", "DDP, 1 MiB buckets", *ours):
         assert any(line.startswith(name) for line in done.stdout.splitlines()), name
     assert "FSDP2 did not run here" in done.stdout
     assert "noticed a piece" in done.stdout
@@ -194,11 +206,65 @@ def test_impossible_experiments_are_refused(changes: dict[str, object], complain
         lambda: Ours("nonsense", None),
         lambda: Ours("dear", None),
         lambda: Ours("optimal", Knobs()),
+        lambda: Ours("fusion", None, in_ready_order=True),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_ranks_start(make: object) -> None:
     with pytest.raises(InputError):
         make()  # type: ignore[operator]
+
+
+def test_the_ablation_is_ours_without_its_order() -> None:
+    *_, ablation, ours = everyone(OURS)
+    assert (ablation, ours) == (Ours(OURS.policy, OURS.knobs, in_ready_order=True), OURS)
+    assert [c for c in everyone(Ours("fifo", Knobs())) if isinstance(c, Ours)] == [
+        Ours("fifo", Knobs())
+    ]
+    assert [overtakes(name) for name in ("units", "p3", "fusion", "mg-wfbp")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_far_behind_are_only_those_that_cannot_be_the_best() -> None:
+    quick, slower, slowest = BUCKETS[:3]
+    seconds: dict[Contender, float] = {ComputeOnly(): 9.0, OURS: 1.0, Fsdp(): 2.0}
+    seconds |= {quick: 1.5, slower: 1.5 * WORSE_BUCKET}
+    assert far_behind(seconds) == frozenset()
+    seconds |= {slowest: 1.51 * WORSE_BUCKET, Fsdp(): 1.01 * FAR_BEHIND}
+    assert far_behind(seconds) == {slowest, Fsdp()}
+    assert far_behind({}) == frozenset()
+
+
+def sent_by_ddp(rank: int, job: Job, bucket_bytes: int) -> list[int]:
+    """Return what DDP sends in its second iteration, bucket by bucket."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    sent: list[int] = []
+
+    def count(group: None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        sent.append(bucket.buffer().nbytes)
+        return allreduce_hook(group, bucket)  # type: ignore[arg-type]
+
+    net = DistributedDataParallel(EmulatedModel(job, rank), bucket_cap_mb=bucket_bytes / 2**20)
+    net.register_comm_hook(None, count)
+    for _ in range(2):
+        sent.clear()
+        net(torch.zeros(1, requires_grad=True)).sum().backward()
+    return sent
+
+
+@pytest.mark.parametrize("bucket_bytes", [10_000, 25_000, 60_000, 2**20])
+def test_ddp_is_predicted_with_the_buckets_it_has(two_ranks: Pool, bucket_bytes: int) -> None:
+    sizes = (8_000, 400, 24_000, 10_000, 4_000, 12_000)
+    tensors = tuple(Tensor(f"t{i}", size, (i,)) for i, size in enumerate(sizes))
+    job = Job("six layers", tuple(Layer(f"l{i}", 0.0, 0.0) for i in range(6)), tensors)
+    operations = ddp_plan(job, bucket_bytes).operations
+    for found in two_ranks.run(sent_by_ddp, job=job, bucket_bytes=bucket_bytes):
+        assert found == [operation.bytes for operation in operations]
 
 
 def test_a_cell_tells_the_median_and_how_far_repetitions_lie_apart() -> None:
@@ -240,8 +306,6 @@ def test_the_expected_weight_is_plain_sgd_by_hand() -> None:
 
 
 def measured(rank: int) -> Link:
-    import torch.distributed as dist
-
     group = dist.new_group(backend="gloo")
     return measure_link(group)[0]
 

@@ -96,6 +96,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"policy": "fifo"},
     {"workers": 1},
     {"workers": 4, "bandwidth": "25Gbit", "overhead": "20us", "latency": "300us"},
+    {"floor": "2ms", "policy": "fusion"},
     {"policy": "bytescheduler", "partition": "512KiB", "credit": "1MiB", "bandwidth": "1Gbit"},
 ]
 
@@ -115,6 +116,7 @@ def test_json_holds_what_the_api_finds(run: Run, job: Path, options: dict[str, A
 
 def test_json_echoes_every_parameter_that_was_given(run: Run, job: Path) -> None:
     given = ["--workers", 4, "--bandwidth", "25Gbit", "--overhead", "20us", "--latency", "0.3ms"]
+    given += ["--floor", "0.5ms"]
     knobs = ["--policy", "bytescheduler", "--partition", "2MiB", "--credit", "3MiB"]
     values = run("simulate", job, *given, *knobs, "--json").values
     assert values["job"] == "small"
@@ -122,6 +124,7 @@ def test_json_echoes_every_parameter_that_was_given(run: Run, job: Path) -> None
     assert values["bandwidth_bit_per_s"] == 25e9
     assert values["overhead_ms"] == pytest.approx(0.02)
     assert values["latency_ms"] == pytest.approx(0.3)
+    assert values["floor_ms"] == 0.5
     assert (values["policy"], values["partition_bytes"]) == ("bytescheduler", 2 * 2**20)
     assert (values["credit_bytes"], values["barrier"]) == (3 * 2**20, False)
     assert (values["layers"], values["tensors"], values["operations"]) == (2, 2, 5)
@@ -132,7 +135,7 @@ def test_json_echoes_every_parameter_that_was_left_open(run: Run, job: Path) -> 
     values = run("simulate", job, "--json").values
     assert (values["workers"], values["bandwidth_bit_per_s"]) == (2, 10e9)
     assert values["policy"] == "bytescheduler"
-    assert (values["overhead_ms"], values["latency_ms"]) == (0, 0)
+    assert (values["overhead_ms"], values["latency_ms"], values["floor_ms"]) == (0, 0, 0)
     assert (values["partition_bytes"], values["credit_bytes"]) == (4 * 2**20, 8 * 2**20)
     fifo = run("simulate", job, "--policy", "fifo", "--json").values
     assert (fifo["partition_bytes"], fifo["credit_bytes"], fifo["barrier"]) == (None, None, True)
@@ -221,6 +224,7 @@ def test_json_holds_idle_times_of_every_worker_and_bytes_of_every_kind_of_host(
 def test_the_optimum_has_idle_times_and_bytes_but_no_slack(run: Run, job: Path) -> None:
     values = run("simulate", job, "--policy", "optimal", "--json").values
     assert (values["layer_slack_ms"], values["layer_budget_ms"]) == (None, None)
+    assert values["layer_slack_spread_ms"] is None
     assert values["links"][0]["up_bytes"] == values["total_bytes"]
     assert values["compute_idle_ms"][0] == pytest.approx(
         values["iteration_ms"] - values["compute_ms"]
@@ -247,6 +251,29 @@ def test_layers_are_shown_as_a_table(run: Run, job: Path) -> None:
     assert table[1] == ["first", "1.000", "2.000", str(8 * 2**20)] + [
         f"{first[f'{title}_ms']:.3f}" for title in table[0][4:]
     ]
+
+
+def test_with_jitter_the_output_says_that_it_shows_means_and_how_far_they_spread(
+    run: Run, job: Path
+) -> None:
+    given = ["--workers", 4, "--bandwidth", "1Gbit", "--layers"]
+    steady, shaken = (run("simulate", job, *given, *more) for more in ([], ["--jitter", 0.1]))
+    assert "means" not in steady.stdout
+    assert "idle times and waits are means over 31 iterations" in shaken.stdout
+    assert "Times in ms, mean and spread over iterations;" in shaken.stdout
+    assert [row.split()[-1] for row in shaken.stdout.splitlines()[-3:-1]] == ["spread", "0.000"]
+    values = run("simulate", job, *given, "--jitter", 0.1, "--json").values
+    assert values["means_over_iterations"] == 31
+    for resource in ("compute", "link_up", "link_down"):
+        assert len(values[f"{resource}_idle_spread_ms"]) == 4
+        assert min(values[f"{resource}_idle_spread_ms"]) > 0
+    assert values["layer_slack_spread_ms"] == [
+        row["slack_spread_ms"] for row in values["layer_table"]
+    ]
+    assert max(values["layer_slack_spread_ms"]) > 0
+    calm = run("simulate", job, *given, "--json").values
+    assert calm["means_over_iterations"] == 1
+    assert not any(calm["compute_idle_spread_ms"] + calm["layer_slack_spread_ms"])
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def job(tmp_path: Path) -> Path:
 
 def test_every_answer_is_that_of_simulate(run: Run, job: Path) -> None:
     lists = ["--bandwidth", "1Gbit,2Gbit", "--workers", "2,4", "--overhead", "20us"]
+    lists += ["--floor", "30ms"]
     policies = ["--policy", "fifo,bytescheduler", "--partition", "1MB,2MB"]
     answers = run(job, *lists, *policies, "--json").answers
     asked = [
@@ -92,6 +93,7 @@ def test_every_answer_is_that_of_simulate(run: Run, job: Path) -> None:
             workers=workers,
             bandwidth=rate,
             overhead="20us",
+            floor="30ms",
         )
         assert (answer["policy"], answer["workers"]) == (policy, workers)
         assert answer["bandwidth_bit_per_s"] == alone.cluster.link.rate * 8
@@ -144,6 +146,15 @@ def test_servers_are_for_the_parameter_server_only(run: Run, job: Path) -> None:
         ("ps", 1, False),
         ("ps", 2, False),
     ]
+
+
+def test_a_shared_link_is_for_the_parameter_server_only(run: Run, job: Path) -> None:
+    answers = run(
+        job, "--sync", "allreduce,ps", "--workers", "4", "--shared-link", "--json"
+    ).answers
+    assert values(answers, "sync", "shared_link") == [("allreduce", None), ("ps", True)]
+    ring, shared = values(answers, "communication_ms")
+    assert shared == pytest.approx(ring)
 
 
 def test_several_jobs_are_told_apart_by_name_or_file(run: Run, job: Path, tmp_path: Path) -> None:
@@ -248,6 +259,8 @@ def test_the_executor_changes_nothing(run: Run, job: Path) -> None:
         ("--sync allreduce,ring", "use allreduce or ps"),
         ("--servers 2,4", "an all-reduce has no servers"),
         ("--separate", "an all-reduce has no servers"),
+        ("--shared-link", "an all-reduce has no servers"),
+        ("--sync ps --servers 1 --separate --shared-link", "a shared link is that of a worker"),
         ("--sync ps --workers 2,4 --servers 2", "use as many, or hosts of their own"),
         ("--executor ray", "use auto, serial, processes or dask://HOST:PORT"),
         ("--executor dask://127.0.0.1:1", "found no Dask scheduler at 127.0.0.1:1"),

@@ -47,6 +47,32 @@ def test_compare_prints_the_fastest_first(run: Run) -> None:
     assert times[0] < times[-1]
 
 
+def test_compare_gives_no_sign_to_what_is_rounded_to_nothing(run: Run) -> None:
+    given = ["compare", "resnet50", "--workers", 4, "--bandwidth", "100Gbit"]
+    gains = [
+        row["gain_over_fifo_percent"] for row in json.loads(run(*given, "--json")[1])["policies"]
+    ]
+    assert any(-0.05 < gain < 0 for gain in gains)
+    _, out, _ = run(*given)
+    assert "+0.0 %" in out
+    assert "-0.0 %" not in out
+
+
+def test_servers_that_share_the_workers_links_take_as_long_as_an_all_reduce(run: Run) -> None:
+    given = ["simulate", "vgg16", "--workers", 4, "--json"]
+    ring, usual, shared = (
+        json.loads(run(*given, *more)[1])
+        for more in ((), ("--sync", "ps"), ("--sync", "ps", "--shared-link"))
+    )
+    assert shared["communication_ms"] == pytest.approx(ring["communication_ms"])
+    assert usual["communication_ms"] == pytest.approx(ring["communication_ms"] / 2)
+    assert (ring["shared_link"], usual["shared_link"], shared["shared_link"]) == (None, False, True)
+    # What the usual model forgets: twice what a link could carry in that time.
+    assert usual["links"][0]["up_used_percent"] > 100 >= shared["links"][0]["up_used_percent"]
+    code, _, err = run("simulate", "vgg16", "--shared-link")
+    assert (code, err) == (2, "bytelane: error: an all-reduce has no servers; use them with ps\n")
+
+
 def test_compare_draws_what_it_prints(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("compare", "alexnet", "--plot", tmp_path / "bars.svg")
     assert code == 0

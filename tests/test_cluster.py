@@ -17,7 +17,7 @@ workers = st.integers(2, 4096)
 rates = st.floats(1, 1e12)
 times = st.floats(0, 10)
 sizes = st.integers(1, 2**40)
-links = st.builds(Link, rates, times, times)
+links = st.builds(Link, rates, times, times, times)
 
 
 @pytest.mark.parametrize(("count", "factor"), [(1, 0), (2, 1), (4, 1.5), (8, 1.75), (64, 1.96875)])
@@ -34,11 +34,12 @@ def test_the_wire_factor_rises_with_the_workers_and_stays_below_two(count: int) 
 
 
 @given(workers, links, sizes)
-def test_an_all_reduce_occupies_the_link_for_its_overhead_and_its_bytes(
+def test_an_all_reduce_occupies_the_link_for_its_overhead_and_its_bytes_or_the_floor(
     count: int, link: Link, size: int
 ) -> None:
     on_the_wire = Fraction(2 * (count - 1) * size, count)
-    expected = Fraction(link.overhead_s) + on_the_wire / Fraction(link.rate)
+    sending = Fraction(link.overhead_s) + on_the_wire / Fraction(link.rate)
+    expected = max(Fraction(link.floor_s), sending)
     found = Cluster(count, link).transfer_s(size)
     assert found == pytest.approx(float(expected), rel=1e-12, abs=0)
 
@@ -69,7 +70,7 @@ def test_a_link_that_carries_nothing_is_refused(rate: float) -> None:
     assert format_rate(rate) in str(refusal.value)
 
 
-@pytest.mark.parametrize("field", ["overhead_s", "latency_s"])
+@pytest.mark.parametrize("field", ["overhead_s", "latency_s", "floor_s"])
 @pytest.mark.parametrize("wrong", [-1e-9, math.inf, math.nan])
 def test_a_time_of_a_link_is_finite_and_not_negative(field: str, wrong: float) -> None:
     with pytest.raises(InputError, match=f"{field} is {wrong}"):
@@ -78,6 +79,9 @@ def test_a_time_of_a_link_is_finite_and_not_negative(field: str, wrong: float) -
 
 def test_a_link_introduces_itself_in_units() -> None:
     assert str(Link(1.25e9, 3e-4, 0)) == "10 Gbit/s, overhead 300 us, latency 0 s"
+    assert str(Link(1.25e9, 0, 2e-5, 1e-3)) == (
+        "10 Gbit/s, overhead 0 s, latency 20 us, floor 1 ms"
+    )
 
 
 # Servers
@@ -96,9 +100,17 @@ def test_the_busier_side_of_separate_servers_sets_the_pace(
     assert Cluster(workers, LINK, servers=servers, colocated=False).wire_factor == factor
 
 
+@given(st.integers(1, 100))
+def test_with_a_shared_link_servers_load_it_as_a_ring_does(count: int) -> None:
+    shared = Cluster(count, LINK, servers=count, shared_link=True)
+    assert shared.load_factor == 2 * shared.wire_factor == Cluster(count, LINK).load_factor
+
+
 @pytest.mark.parametrize(
     ("kind", "complaint"),
     [
+        ({"shared_link": True}, "a shared link is that of a worker with a server on its host"),
+        ({"servers": 4, "colocated": False, "shared_link": True}, "there is none here"),
         ({"servers": 3}, "3 servers cannot each share a host with one of 4"),
         ({"servers": -1}, "-1 servers are not possible"),
         ({"compute_factors": (1.0, 2.0)}, "2 compute factors for 4 workers"),

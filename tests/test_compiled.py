@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bytelane.cluster import Cluster, Link
 from bytelane.core import Knobs, make_policy, policies_for
-from bytelane.job import Job
-from bytelane.sim import Jitter, compiled, simulate
+from bytelane.job import Job, zoo
+from bytelane.sim import Jitter, compiled, evaluate, evaluate_each, simulate
 from strategies import jobs
 
 ways = [
@@ -22,7 +22,7 @@ uneven = st.floats(0, 1e-2, allow_subnormal=False)
 
 
 knob_values = st.builds(Knobs, st.integers(1, 40), st.integers(1, 80), st.integers(1, 80))
-links = st.builds(Link, st.floats(1e-3, 1e6), uneven, uneven)
+links = st.builds(Link, st.floats(1e-3, 1e6), uneven, uneven, uneven)
 
 
 def assert_the_same(
@@ -53,6 +53,37 @@ def test_compiled_equals_interpreted_with_workers_that_differ(
     job: Job, knobs: Knobs, link: Link, way: tuple[str, str]
 ) -> None:
     assert_the_same(job, knobs, link, way, Jitter(0.1, seed=3))
+
+
+@settings(max_examples=30)
+@given(
+    jobs(max_layers=9, max_tensors=9),
+    st.integers(1, 40),
+    st.lists(st.integers(1, 80), max_size=4),
+    links,
+    st.sampled_from(ways),
+)
+def test_one_layout_for_many_windows_serves_the_compiled_loop_as_well(
+    job: Job, part: int, in_flight: list[int], link: Link, way: tuple[str, str]
+) -> None:
+    sync, name = way
+    cluster = Cluster(3, link, servers=3 if sync == "ps" else 0)
+    knobs = [Knobs(part, credit, part) for credit in in_flight]
+    policies = [make_policy(name, job, cluster, one) for one in knobs]
+    alone = [simulate(job, cluster, policy, "interpreted").iteration_s for policy in policies]
+    assert evaluate_each(job, cluster, policies, "compiled") == alone
+
+
+def test_the_loop_is_compiled_once_for_all_policies() -> None:
+    """Arrays that lie differently in memory would each cost another ten seconds."""
+    job = zoo.make("resnet50")
+    for sync, name in ways:
+        for jitter in (None, Jitter(0.1)):
+            cluster = Cluster(2, Link(1e9), servers=2 if sync == "ps" else 0)
+            policy = make_policy(name, job, cluster)
+            simulate(job, cluster, policy, "compiled", jitter)
+            evaluate(job, cluster, policy, "compiled")
+    assert len(compiled.load_compiled().run.signatures) == 1
 
 
 RUN = """

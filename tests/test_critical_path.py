@@ -18,19 +18,22 @@ eighths = st.integers(0, 8).map(lambda n: n / 8)
 ways = [(s, p) for s in ("allreduce", "ps") for p in policies_for(s) if p != "optimal"]
 
 
-def simulated(job: Job, way: tuple[str, str], theta: float, lam: float, slow: float) -> Simulation:
+def simulated(
+    job: Job, way: tuple[str, str], theta: float, lam: float, slow: float, floor: float = 0.0
+) -> Simulation:
     sync, name = way
     factors = (1.0, slow) if slow > 1 else ()
-    cluster = Cluster(2, Link(8.0, theta, lam), 2 if sync == "ps" else 0, compute_factors=factors)
+    link = Link(8.0, theta, lam, floor)
+    cluster = Cluster(2, link, 2 if sync == "ps" else 0, compute_factors=factors)
     policy = make_policy(name, job, cluster, Knobs(16, 32, 40))
     return simulate(job, cluster, policy, "interpreted")
 
 
-@given(jobs(), st.sampled_from(ways), eighths, eighths, st.sampled_from([1.0, 1.5]))
+@given(jobs(), st.sampled_from(ways), eighths, eighths, st.sampled_from([1.0, 1.5]), eighths)
 def test_the_path_is_the_iteration_without_gaps(
-    job: Job, way: tuple[str, str], theta: float, lam: float, slow: float
+    job: Job, way: tuple[str, str], theta: float, lam: float, slow: float, floor: float
 ) -> None:
-    found = simulated(job, way, theta, lam, slow)
+    found = simulated(job, way, theta, lam, slow, floor)
     path = critical_path(found)
     assert found.log is not None
     seconds = float(found.log.iteration_start[0, -2] - found.log.iteration_start[0, -3])

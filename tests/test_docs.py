@@ -125,6 +125,18 @@ def test_every_rule_of_the_contract_is_in_its_table(generators: ModuleType) -> N
     assert all(len(row.split("|")) == 4 for row in rows)
 
 
+def test_every_case_that_is_tested_is_in_its_table(generators: ModuleType) -> None:
+    pytest.importorskip("torch")
+    made = importlib.import_module("generators.cases")
+    found = {row["title"]: row for theme in made.THEMES for row in made.decorators(theme)}
+    tested = importlib.import_module("cases").CASES
+    assert set(found) == set(tested)
+    for title, entry in tested.items():
+        row = found[title]
+        assert (row["outcome"], row["why"]) == (entry.outcome, entry.why)
+        assert f"| {title}" in made.case_tables()
+
+
 def test_the_life_of_an_operation_is_as_observed(generators: ModuleType) -> None:
     assert importlib.import_module("generators.states").transitions() == {
         ("WAITING", "QUEUED"): {"notify_ready", "notify_finish"},

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bytelane.core import CreditWindow, Operation, Plan, SubTask, bucket_plan
+from bytelane.core import CreditWindow, Element, Operation, Plan, SubTask, bucket_plan
 from bytelane.errors import InputError
 
 sizes = st.lists(st.integers(1, 100), max_size=10).map(tuple)
@@ -74,3 +74,58 @@ def test_foreign_bytes_and_formats_are_refused() -> None:
         msgspec.structs.replace(plan_of(*WHOLE), format=99)
     with pytest.raises(InputError, match="not a plan"):
         Plan.decode(msgspec.msgpack.encode({"policy": "x"}))
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=8),
+    st.integers(1, 60),
+    st.integers(1, 50),
+)
+def test_cutting_a_plan_leaves_nothing_too_large_and_keeps_the_order(
+    tensor_bytes: list[int], bucket: int, most: int
+) -> None:
+    plan = bucket_plan(tensor_bytes, bucket)
+    cut = plan.cut(most)
+    assert all(operation.bytes <= most for operation in cut.operations)
+    assert [_span(p) for p in _joined(cut)] == [_span(p) for p in _joined(plan)]
+    assert plan.cut(sum(tensor_bytes)) == plan
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([("half", 2), ("float", 4), ("double", 8)]), st.integers(1, 9)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(1, 60),
+    st.integers(1, 50),
+)
+def test_a_plan_that_fits_cuts_between_elements_and_never_mixes_kinds(
+    tensors: list[tuple[tuple[str, int], int]], bucket: int, most: int
+) -> None:
+    elements = [Element(*kind) for kind, _ in tensors]
+    plan = bucket_plan(
+        [e.bytes * count for e, (_, count) in zip(elements, tensors, strict=True)], bucket
+    )
+    fitting = plan.cut(most).fit_to(elements)  # a plan refuses itself unless it covers every byte
+    for operation in fitting.operations:
+        assert len({elements[part.tensor].kind for part in operation.parts}) == 1
+        for part in operation.parts:
+            assert part.start % elements[part.tensor].bytes == 0
+            assert part.stop % elements[part.tensor].bytes == 0
+    assert fitting.fit_to(elements) == fitting
+
+
+def _joined(plan: Plan) -> list[SubTask]:
+    """Return the parts in launch order, neighbours of one tensor as one."""
+    joined: list[SubTask] = []
+    for part in (part for operation in plan.operations for part in operation.parts):
+        if joined and joined[-1].tensor == part.tensor and joined[-1].stop == part.start:
+            joined[-1] = SubTask(part.tensor, joined[-1].start, part.stop)
+        else:
+            joined.append(part)
+    return joined
+
+
+def _span(part: SubTask) -> tuple[int, int, int]:
+    return part.tensor, part.start, part.stop

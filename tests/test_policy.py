@@ -2,6 +2,7 @@
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from bytelane.cluster import Cluster, Link
 from bytelane.core import (
@@ -141,3 +142,20 @@ def test_mg_wfbp_merges_neighbours_in_ready_order(job: Job) -> None:
     numbers = [groups[t] for t in order]
     assert numbers == sorted(numbers)
     assert sorted(set(numbers)) == list(range(len(set(numbers))))
+
+
+def test_without_its_order_a_policy_keeps_pieces_and_window() -> None:
+    parts = make_policy("bytescheduler", JOB, ALL_REDUCE, Knobs(40, 80))
+    plain = parts.in_ready_order(JOB)
+    assert plain.stages == (Stage("all-reduce", (2, 1, 0), CreditWindow(80)),)
+    assert (plain.part_bytes, plain.barrier) == (40, False)
+    units = make_policy("units", JOB, ALL_REDUCE, Knobs(50, 80)).in_ready_order(JOB)
+    # Cut every 50 bytes, too, but from the gradient that is ready first.
+    pieces = [[(p.tensor, p.start, p.stop) for p in unit] for unit in units.cut(JOB).sub_tasks()]
+    assert pieces == [[(2, 0, 7), (1, 0, 30), (0, 0, 13)], [(0, 13, 63)], [(0, 63, 100)]]
+
+
+@given(jobs(), st.sampled_from(policies_for("ps")))
+def test_to_take_its_order_away_twice_changes_nothing_more(job: Job, name: str) -> None:
+    once = make_policy(name, job, SERVERS).in_ready_order(job)
+    assert once.in_ready_order(job) == once

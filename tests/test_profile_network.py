@@ -1,5 +1,6 @@
 """Profiling a network: real all-reduces between real processes, and what is made of them."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -18,12 +19,21 @@ from bytelane.cluster import Link
 from bytelane.errors import InputError, TrainingError
 from bytelane.measure import Sample
 from bytelane.measure.loopback import profile_loopback
-from bytelane.measure.network import LEAST_ROUNDS, NetworkProfile, profile_network, take_samples
+from bytelane.measure.network import (
+    IN_FLIGHT,
+    LEAST_ROUNDS,
+    MOST_MESSAGES,
+    MOST_ROUNDS,
+    SIZES,
+    NetworkProfile,
+    profile_network,
+    take_samples,
+)
 from ranks import Pool
 
 FOUND = NetworkProfile(
     workers=4,
-    link=Link(31.25e6, 310e-6, 0.0951),
+    link=Link(31.25e6, 310e-6, 0.0951, 0.004),
     samples=tuple(Sample(size, n, 4, size / 25e6) for size in (2**16, 2**20) for n in (1, 2)),
     errors=(0.02, -0.08, 0.05),
 )
@@ -42,28 +52,41 @@ def test_all_ranks_find_the_same(two_ranks: Pool) -> None:
     assert found.workers == 2
     assert found.link.rate > 0
     cells = {(sample.size, sample.in_flight) for sample in found.samples}
-    assert cells == {(2**k, n) for k in range(12, 23) for n in (1, 2, 4)}
+    assert cells == set(itertools.product(SIZES, IN_FLIGHT))
     assert all(sample.seconds > 0 for sample in found.samples)
-    assert len(found.errors) == 3 * 3
+    assert all(sample.uncertainty > 0 for sample in found.samples)
+    assert len(found.errors) == len(SIZES) // 2 * len(IN_FLIGHT)
 
 
-def rounds(rank: int, times: dict[int, float]) -> int:
-    """Count the all-reduces if each takes a given time, another one on each rank."""
+def rounds(rank: int, slow_s: float, vary: float) -> int:
+    """Count the rows of messages if they take given times, shorter ones on one of the ranks."""
     from unittest.mock import patch
 
     group = dist.group.WORLD
     assert group is not None
-    with patch("bytelane.measure.network._time", return_value=times[rank]) as timed:
+    own_s = slow_s if rank == 1 else slow_s / 10
+    times = itertools.cycle([own_s, own_s * (1 - vary), own_s * (1 + vary)])
+    with patch("bytelane.measure.network._time", side_effect=times) as timed:
         (sample,) = take_samples(group, [4096], [2], budget_s=8.0)
-    assert sample == Sample(4096, 2, 4, max(times.values()) / 4)
+    assert sample[:3] == (4096, 2, MOST_MESSAGES)
+    assert sample.seconds == pytest.approx(slow_s / MOST_MESSAGES, rel=vary)
     return int(timed.call_count)
 
 
-@pytest.mark.parametrize(("slow_s", "count"), [(1.0, 7), (100.0, LEAST_ROUNDS), (1e-3, 25)])
+@pytest.mark.parametrize(
+    ("slow_s", "vary", "count"),
+    [
+        pytest.param(1.0, 0.1, 9, id="until time is up"),
+        pytest.param(100.0, 0.1, LEAST_ROUNDS, id="some rounds whatever they take"),
+        pytest.param(1e-3, 0.1, 67, id="until it is sure"),
+        pytest.param(1e-3, 0.0, LEAST_ROUNDS, id="no more if it is sure at once"),
+        pytest.param(1e-3, 0.9, MOST_ROUNDS, id="not for ever"),
+    ],
+)
 def test_the_slowest_rank_counts_and_all_stop_together(
-    two_ranks: Pool, slow_s: float, count: int
+    two_ranks: Pool, slow_s: float, vary: float, count: int
 ) -> None:
-    assert two_ranks.run(rounds, times={0: slow_s / 10, 1: slow_s}) == [count, count]
+    assert two_ranks.run(rounds, slow_s=slow_s, vary=vary) == [count, count]
 
 
 def test_a_rank_that_fails_is_named_by_its_last_words() -> None:
@@ -129,21 +152,20 @@ def test_what_makes_no_sense_is_a_sentence(
 
 
 @pytest.mark.parametrize(
-    "link", [FOUND.link, Link(1e9), Link(12.5, 1.5, 2e-9), Link(1.25e9, 20e-6, 50e-6)]
+    "link", [FOUND.link, Link(1e9), Link(12.5, 1.5, 2e-9), Link(1.25e9, 20e-6, 50e-6, 1e-4)]
 )
 def test_the_options_describe_the_same_link(link: Link) -> None:
     words = simulate_options(4, link).split()
     options = {name.strip("-"): value for name, value in zip(words[::2], words[1::2], strict=True)}
     assert options.pop("workers") == "4"
     again = make_cluster(workers=4, **options).link
-    assert (again.rate, again.overhead_s, again.latency_s) == pytest.approx(
-        (link.rate, link.overhead_s, link.latency_s), rel=1e-3
-    )
+    assert msgspec.structs.astuple(again) == pytest.approx(msgspec.structs.astuple(link), rel=1e-3)
 
 
 def test_the_summary_has_units_in_its_keys() -> None:
     found = summary(FOUND)
     assert found["bandwidth_bit_per_s"] == 250e6
+    assert found["floor_ms"] == 4
     assert found["held_out_error_worst_percent"] == pytest.approx(8)
     # At 25 MB/s a tensor's bytes; 1.5 of them on the wire, of 31.25.
     assert found["samples"][0]["efficiency_percent"] == pytest.approx(100 * 1.5 * 25 / 31.25)

@@ -10,11 +10,13 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from bytelane.cluster import Cluster, Link
-from bytelane.core import Knobs, make_policy, policies_for
+from bytelane.core import Knobs, Policy, make_policy, policies_for
+from bytelane.core.table import policy_state
 from bytelane.errors import InputError
 from bytelane.job import Job, Layer, Tensor
-from bytelane.sim import Jitter, Simulation, evaluate
+from bytelane.sim import Jitter, Simulation, evaluate, evaluate_each, quick
 from bytelane.sim import simulate as run_simulator
+from bytelane.sim.quick import times_each
 from reference import Chain, steady_state
 from strategies import chains, jobs
 
@@ -22,15 +24,16 @@ from strategies import chains, jobs
 RATE = 8.0
 knob_values = st.builds(Knobs, st.integers(1, 40), st.integers(1, 80), st.integers(1, 80))
 eighths = st.integers(0, 8).map(lambda n: n / 8)
+floors = st.just(0.0) | st.integers(0, 64).map(lambda n: n / 8)
 all_reduce_policies = st.sampled_from(policies_for("allreduce"))
 real_policies = st.sampled_from([p for p in policies_for("allreduce") if p != "optimal"])
 server_policies = st.sampled_from([p for p in policies_for("ps") if p != "optimal"])
 
 
-def cluster(theta: float = 0.0, lam: float = 0.0, **kind: Any) -> Cluster:
+def cluster(theta: float = 0.0, lam: float = 0.0, floor: float = 0.0, **kind: Any) -> Cluster:
     """Two workers; also with servers a byte takes 1/8 s in each direction."""
     rate = RATE / 2 if kind.get("servers") else RATE
-    return Cluster(kind.pop("workers", 2), Link(rate, theta, lam), **kind)
+    return Cluster(kind.pop("workers", 2), Link(rate, theta, lam, floor), **kind)
 
 
 def simulate(
@@ -97,7 +100,7 @@ def test_parameter_server_cases_worked_by_hand(
 
 
 def by_reference(
-    job: Job, name: str, knobs: Knobs, theta: float, lam: float, sync: str
+    job: Job, name: str, knobs: Knobs, theta: float, lam: float, floor: float, sync: str
 ) -> Fraction:
     wire = [Fraction(0)] * len(job.layers)
     for tensor in job.tensors:
@@ -113,6 +116,7 @@ def by_reference(
         "dear" if name == "fsdp" else name,
         theta=Fraction(theta),
         lam=Fraction(lam),
+        floor=Fraction(floor),
         part=sizes[0],
         credit=sizes[1],
         fusion=None if name == "fsdp" else sizes[2],
@@ -122,12 +126,20 @@ def by_reference(
 
 # Units are checked against bytescheduler, below.
 @settings(max_examples=300)
-@given(chains(), knob_values, eighths, eighths, all_reduce_policies.filter(lambda p: p != "units"))
+@given(
+    chains(),
+    knob_values,
+    eighths,
+    eighths,
+    floors,
+    all_reduce_policies.filter(lambda p: p != "units"),
+)
 def test_the_slow_reference_agrees_exactly_on_all_reduce(
-    job: Job, knobs: Knobs, theta: float, lam: float, name: str
+    job: Job, knobs: Knobs, theta: float, lam: float, floor: float, name: str
 ) -> None:
-    found = simulate(job, name, knobs, theta=theta, lam=lam)
-    assert found.iteration_s == float(by_reference(job, name, knobs, theta, lam, "allreduce"))
+    found = simulate(job, name, knobs, theta=theta, lam=lam, floor=floor)
+    slowly = by_reference(job, name, knobs, theta, lam, floor, "allreduce")
+    assert found.iteration_s == float(slowly)
 
 
 # The reference pulls a fused push as it was pushed; here whatever is ready is fused again. It knows
@@ -138,13 +150,14 @@ def test_the_slow_reference_agrees_exactly_on_all_reduce(
     knob_values,
     eighths,
     eighths,
+    floors,
     st.sampled_from(["sequential", "fifo", "mg-wfbp", "p3", "bytescheduler", "optimal"]),
 )
 def test_the_slow_reference_agrees_exactly_on_parameter_servers(
-    job: Job, knobs: Knobs, theta: float, lam: float, name: str
+    job: Job, knobs: Knobs, theta: float, lam: float, floor: float, name: str
 ) -> None:
-    found = simulate(job, name, knobs, theta=theta, lam=lam, servers=2)
-    assert found.iteration_s == float(by_reference(job, name, knobs, theta, lam, "ps"))
+    found = simulate(job, name, knobs, theta=theta, lam=lam, floor=floor, servers=2)
+    assert found.iteration_s == float(by_reference(job, name, knobs, theta, lam, floor, "ps"))
 
 
 @given(jobs(), st.integers(1, 40), st.integers(1, 80), eighths, eighths)
@@ -186,11 +199,30 @@ def test_what_travels_in_one_message_pays_its_overhead_once() -> None:
     assert simulate(layer, "fifo", theta=0.5).communication_s == 4.5
 
 
+def test_a_message_occupies_the_link_for_its_floor_whatever_travels_in_it() -> None:
+    layer = Job("one layer", (Layer("l", 1.0, 1.0),), tuple(Tensor(t, 8, (0,)) for t in "abc"))
+    for floor, apart, together in ((1.5, 4.5, 3.5), (3.0, 9.0, 3.5), (4.0, 12.0, 4.0)):
+        assert simulate(layer, "fifo", theta=0.5, floor=floor).communication_s == apart
+        assert simulate(layer, "fusion", theta=0.5, floor=floor).communication_s == together
+
+
 @given(jobs(), knob_values, eighths, eighths, real_policies)
-def test_no_schedule_beats_the_bound_or_the_optimum(
+def test_a_floor_that_no_message_is_below_has_no_effect(
     job: Job, knobs: Knobs, theta: float, lam: float, name: str
 ) -> None:
-    found = simulate(job, name, knobs, theta=theta, lam=lam)
+    without, below = (
+        simulate(job, name, knobs, theta=theta, lam=lam, floor=floor)
+        for floor in (0.0, theta + 1 / RATE)
+    )
+    assert without.iteration_s == below.iteration_s
+    assert without.communication_s == below.communication_s
+
+
+@given(jobs(), knob_values, eighths, eighths, floors, real_policies)
+def test_no_schedule_beats_the_bound_or_the_optimum(
+    job: Job, knobs: Knobs, theta: float, lam: float, floor: float, name: str
+) -> None:
+    found = simulate(job, name, knobs, theta=theta, lam=lam, floor=floor)
     assert found.iteration_s >= found.bound_s - 1e-9
     assert found.bound_s == max(found.compute_s, found.communication_s)
     assert found.iteration_s >= found.optimal_s - 1e-9
@@ -248,6 +280,20 @@ def test_a_job_never_takes_longer_than_computing_and_sending_in_turn(
     found = simulate(job, "bytescheduler", knobs, theta=theta, lam=lam)
     stalls = found.operations * lam
     assert found.iteration_s <= found.compute_s + found.communication_s + stalls + 1e-9
+
+
+@given(jobs(), knob_values, eighths, eighths, st.sampled_from(["units", "bytescheduler", "p3"]))
+def test_in_ready_order_nothing_overtakes(
+    job: Job, knobs: Knobs, theta: float, lam: float, name: str
+) -> None:
+    where = cluster(theta, lam)
+    policy = make_policy(name, job, where, knobs).in_ready_order(job)
+    operations = run_simulator(job, where, policy, "interpreted").plan().operations
+    ready = [
+        max(len(job.layers) - job.tensors[part.tensor].complete_after for part in operation.parts)
+        for operation in operations
+    ]
+    assert ready == sorted(ready)
 
 
 @given(jobs(), knob_values, eighths, eighths, st.sampled_from(["fifo", "mg-wfbp", "p3", "fusion"]))
@@ -312,16 +358,85 @@ def test_updates_and_time_outside_the_model_count(job: Job, knobs: Knobs) -> Non
 any_way = st.sampled_from([(sync, p) for sync in ("allreduce", "ps") for p in policies_for(sync)])
 
 
-@given(jobs(), knob_values, st.floats(0, 1), st.floats(0, 1), any_way, st.sampled_from([1.0, 1.5]))
+@given(
+    jobs(),
+    knob_values,
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    any_way,
+    st.sampled_from([1.0, 1.5]),
+)
 def test_the_quick_evaluation_gives_the_same_time_to_the_last_bit(
-    job: Job, knobs: Knobs, theta: float, lam: float, way: tuple[str, str], slow: float
+    job: Job,
+    knobs: Knobs,
+    theta: float,
+    lam: float,
+    floor: float,
+    way: tuple[str, str],
+    slow: float,
 ) -> None:
     sync, name = way
     servers = 3 if sync == "ps" else 0
-    where = cluster(theta, lam, workers=3, servers=servers, compute_factors=(1.0, 1.0, slow))
+    where = cluster(theta, lam, floor, workers=3, servers=servers, compute_factors=(1.0, 1.0, slow))
     policy = make_policy(name, job, where, knobs)
     quick = evaluate(job, where, policy, "interpreted")
     assert quick == run_simulator(job, where, policy, "interpreted").iteration_s
+
+
+@st.composite
+def policy_runs(draw: st.DrawFn) -> tuple[Job, Cluster, list[Policy]]:
+    """Policies as a tuner asks for them: some differ in their windows alone, some in all."""
+    job, sync = draw(jobs()), draw(st.sampled_from(["allreduce", "ps"]))
+    slow = draw(st.sampled_from([1.0, 1.0, 1.5]))
+    servers = 3 if sync == "ps" else 0
+    where = cluster(
+        *(draw(st.floats(0, 1)) for _ in range(3)),
+        workers=3,
+        servers=servers,
+        compute_factors=(1.0, 1.0, slow),
+    )
+    names = st.sampled_from(policies_for(sync))
+    parts, windows = st.integers(1, 40), st.lists(st.integers(1, 80), min_size=1, max_size=3)
+    asked = draw(st.lists(st.tuples(names, parts, windows), max_size=3))
+    return (
+        job,
+        where,
+        [
+            make_policy(name, job, where, Knobs(part, credit, part))
+            for name, part, in_flight in asked
+            for credit in in_flight
+        ],
+    )
+
+
+@given(policy_runs())
+def test_many_evaluations_are_that_many_single_ones_to_the_last_bit(
+    asked: tuple[Job, Cluster, list[Policy]],
+) -> None:
+    job, where, policies = asked
+    alone = [run_simulator(job, where, policy, "interpreted") for policy in policies]
+    seconds = evaluate_each(job, where, policies, "interpreted")
+    assert seconds == [found.iteration_s for found in alone]
+    times = list(times_each(job, where, iter(policies), "interpreted"))
+    assert times == [(f.iteration_s, f.compute_s, f.communication_s) for f in alone]
+
+
+def test_what_differs_in_its_windows_alone_is_laid_out_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    laid_out = []
+
+    def watched(policy: Policy, *args: Any, **kind: Any) -> Any:
+        laid_out.append(policy.part_bytes)
+        return policy_state(policy, *args, **kind)
+
+    monkeypatch.setattr(quick, "policy_state", watched)
+    job, where = three_layers(), cluster(servers=2)
+    knobs = [Knobs(part, credit) for part in (8, 4) for credit in (4, 8, 16)]
+    policies = [make_policy("bytescheduler", job, where, one) for one in knobs]
+    evaluate_each(job, where, policies, "interpreted")
+    assert laid_out == [8, 4]
 
 
 tenths = st.integers(0, 9).map(lambda n: n / 10)
@@ -402,6 +517,23 @@ def test_jitter_is_the_same_for_the_same_seed_and_another_for_another() -> None:
     assert first.spread_s > 0
 
 
+def test_with_jitter_communication_is_a_mean_since_messages_are_fused_as_it_happens() -> None:
+    job = Job(
+        "many",
+        tuple(Layer(f"l{i}", 1.0, 1.5) for i in range(8)),
+        tuple(Tensor(f"t{i}", 8, (i,)) for i in range(8)),
+    )
+    where = cluster(theta=0.5, workers=2)
+    policy = make_policy("fusion", job, where, Knobs(fusion_bytes=24))
+    found = run_simulator(job, where, policy, "interpreted", Jitter(0.3))
+    assert found.log is not None
+    rows = zip(found.log.sending, found.log.sent, strict=True)
+    messages = [set(zip(*(c.tolist() for c in row), strict=True)) for row in rows]
+    busy = [sum(end - begin for begin, end in row) for row in messages]
+    assert len(set(map(len, messages))) > 1
+    assert found.communication_s == pytest.approx(sum(busy) / len(busy))
+
+
 @pytest.mark.parametrize(("sigma", "seed"), [(-0.1, 0), (float("nan"), 0), (9.0, 0), (0.1, -1)])
 def test_impossible_jitter_is_refused(sigma: float, seed: int) -> None:
     with pytest.raises(InputError):
@@ -424,6 +556,42 @@ def test_a_plan_is_only_for_all_reduce() -> None:
         run_simulator(job, cluster(servers=2), plan)
     with pytest.raises(InputError, match="several stages"):
         simulate(job, "fsdp").plan()
+
+
+# Worked by hand: the link carries pushes of 3, 2 and 2 s and pulls as long, one at a time.
+@pytest.mark.parametrize(
+    ("name", "knobs", "seconds"),
+    [
+        ("sequential", None, 20),
+        ("fifo", None, 18),
+        ("bytescheduler", WHOLE_ONE_IN_FLIGHT, 17),
+        ("optimal", None, 16),
+    ],
+)
+def test_pushes_and_pulls_take_turns_on_a_shared_link(
+    name: str, knobs: Knobs | None, seconds: float
+) -> None:
+    found = simulate(three_layers(), name, knobs, servers=2, shared_link=True)
+    assert found.iteration_s == pytest.approx(seconds, rel=1e-9)
+    assert found.communication_s == 14
+
+
+@given(jobs(), knob_values, eighths, eighths, server_policies, st.sampled_from([2, 3, 4]))
+def test_servers_that_share_the_workers_links_are_an_all_reduce_in_two_halves(
+    job: Job, knobs: Knobs, theta: float, lam: float, name: str, workers: int
+) -> None:
+    beside = Cluster(workers, Link(RATE, theta, lam), servers=workers, shared_link=True)
+    policy = make_policy(name, job, beside, knobs)
+    halves = tuple(msgspec.structs.replace(s, link=0, share=0.5) for s in policy.stages)
+    ring = Cluster(workers, Link(RATE, 2 * theta, lam))
+    pushed = run_simulator(job, beside, policy, "interpreted")
+    reduced = run_simulator(
+        job, ring, msgspec.structs.replace(policy, stages=halves), "interpreted"
+    )
+    assert pushed.iteration_s == reduced.iteration_s
+    assert pushed.communication_s == reduced.communication_s
+    assert pushed.optimal_s == reduced.optimal_s
+    assert evaluate(job, beside, policy, "interpreted") == pushed.iteration_s
 
 
 def test_separate_servers_are_as_slow_as_their_busiest_link() -> None:

@@ -15,6 +15,7 @@ from bytelane.report.sweep import AXES, common_ground, fastest_answers, record, 
 from bytelane.report.sweep_plot import MOST_LINES, make_layout, sweep_figure
 from bytelane.sim import simulate
 from bytelane.sim import sweep as sweep_module
+from bytelane.sim.quick import times_each
 from bytelane.sim.sweep import Answer, Setting, combinations, count_choices, make_settings, sweep
 from strategies import jobs
 
@@ -237,12 +238,12 @@ def test_compiled_or_not_the_answers_are_the_same(
 ) -> None:
     engines = []
 
-    def watched(job: Job, where: Cluster, policy: object, engine: str) -> object:
+    def watched(job: Job, where: Cluster, policies: object, engine: str) -> object:
         engines.append(engine)
-        return simulate(job, where, policy, engine)  # type: ignore[arg-type]
+        return times_each(job, where, policies, engine)  # type: ignore[arg-type]
 
     monkeypatch.setattr(sweep_module, "WORTH_COMPILING", worth)
-    monkeypatch.setattr(sweep_module, "simulate", watched)
+    monkeypatch.setattr(sweep_module, "times_each", watched)
     for answer in sweep(make_settings([SMALL], ring(1e8, 1e9), FIFO_AND_PARTS)):
         assert_as_if_asked_alone(answer)
     assert set(engines) == {"compiled" if worth == 0 else "auto"}
@@ -250,10 +251,10 @@ def test_compiled_or_not_the_answers_are_the_same(
 
 def test_small_steps_add_up_to_something_worth_compiling() -> None:
     asked = make_settings([SMALL], ring(1e9), ["bytescheduler"], {"partition_bytes": [10_000]})
-    assert not sweep_module._worth_compiling(asked)
-    assert sweep_module._worth_compiling(asked * 9)  # 900 parts each
+    assert not sweep_module._worth_compiling(asked * 9)  # 900 parts each, in one iteration of four
+    assert sweep_module._worth_compiling(asked * 36)
     slow = make_settings([SMALL], [cluster(workers=10, slow=2.0)], ["p3"])
-    assert sweep_module._about_steps(slow[0]) == 10 * (3 * 2 + 9_000_000 // 160_000)
+    assert sweep_module._about_steps(slow[0]) == 10 * 4 * (3 * 2 + 9_000_000 // 160_000)
 
 
 # The report
@@ -293,11 +294,13 @@ def test_a_record_has_all_that_was_asked_and_found() -> None:
         "bandwidth_bit_per_s": 8e9,
         "overhead_ms": pytest.approx(0.01),
         "latency_ms": pytest.approx(0.02),
+        "floor_ms": 0,
         "policy": "p3",
         "partition_bytes": 1000,
         "credit_bytes": 2000,
         "fusion_bytes": None,
         "colocated": True,
+        "shared_link": False,
         "iteration_ms": answer.iteration_s * 1000,
         "compute_ms": answer.compute_s * 1000,
         "communication_ms": answer.communication_s * 1000,

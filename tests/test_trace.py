@@ -5,6 +5,7 @@ from itertools import combinations, count, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from bytelane.cluster import Cluster, Link
 from bytelane.core import Knobs, make_policy, policies_for
 from bytelane.job import Job, Layer, Tensor
 from bytelane.sim import Simulation, simulate
-from bytelane.trace import Span, Trace, flows, save_chrome, spread
+from bytelane.trace import Carried, Span, Trace, flows, save_chrome, spread
 from strategies import jobs
 
 
@@ -101,6 +102,12 @@ def test_an_iteration_is_what_runs_during_it_with_time_from_its_beginning() -> N
         ("backward", 2, 4, 1),
         ("transfer", 4, 10, 1),
     ]
+
+
+def test_what_was_on_the_link_is_cut_out_as_well() -> None:
+    link = tuple(Carried(s, e, 8.0, 4.0) for s, e in ((14, 19), (19, 21), (24, 30), (30, 31)))
+    trace = msgspec.structs.replace(three_iterations(), link=link)
+    assert trace.from_iteration(1).link == (Carried(-1, 1, 8, 4), Carried(4, 10, 8, 4))
 
 
 def test_the_last_iteration_is_kept_to_its_end() -> None:
@@ -301,10 +308,50 @@ def test_every_end_of_an_arrow_is_inside_the_slice_that_it_belongs_to(
         assert {(e["cat"], e["name"], e["bp"]) for e in steps} == {("flow", "gradient", "e")}
 
 
+def counters(events: list[dict[str, Any]], name: str, unit: str) -> list[tuple[float, int]]:
+    """Return when a counter changes, in microseconds, and its value from then on."""
+    mine = [e for e in events if e["ph"] == "C" and e["name"] == name]
+    assert all(e["pid"] == 0 and e["args"].keys() == {unit} for e in mine)
+    return [(e["ts"], e["args"][unit]) for e in mine]
+
+
 def test_a_counter_shows_the_bytes_in_flight(tmp_path: Path) -> None:
     spans = (Span("transfer", "a", 0, 2, 0, 5), Span("transfer", "b", 1, 2, 0, 7), transfer(2, 3))
-    counters = [e for e in written(tmp_path / "t.json", [Trace("t", spans, {})]) if e["ph"] == "C"]
-    assert [(e["ts"], e["args"]["bytes"]) for e in counters] == [
-        (0, 5), (1e6, 12), (2e6, 4), (3e6, 0),
-    ]  # fmt: skip
-    assert {(e["pid"], e["name"]) for e in counters} == {(0, "in flight")}
+    events = written(tmp_path / "t.json", [Trace("t", spans, {})])
+    assert {e["name"] for e in events if e["ph"] == "C"} == {"in flight"}
+    assert counters(events, "in flight", "bytes") == [(0, 5), (1e6, 12), (2e6, 4), (3e6, 0)]
+
+
+def test_counters_show_how_fast_the_link_sends_and_receives(tmp_path: Path) -> None:
+    # Two parts of one message, one that follows at once, one that takes no time, and one later.
+    link = [(0, 2, 8, 6), (0, 2, 4, 0), (2, 3, 9, 3), (3, 3, 5, 5), (4, 8, 0, 40)]
+    trace = Trace("t", (), {}, tuple(Carried(*part) for part in link))
+    events = written(tmp_path / "t.json", [trace])
+    assert counters(events, "link out", "bytes_per_s") == [(0, 6), (2e6, 9), (3e6, 0)]
+    assert counters(events, "link in", "bytes_per_s") == [(0, 3), (3e6, 0), (4e6, 10), (8e6, 0)]
+
+
+@given(simulations)
+def test_a_simulated_link_carries_every_byte_no_faster_than_it_can(found: Simulation) -> None:
+    trace, rate = found.trace, found.cluster.link.rate
+    size = 3 * found.cluster.wire_factor * found.job.total_bytes
+    assert sum(part.out_bytes for part in trace.link) == pytest.approx(size)
+    assert sum(part.in_bytes for part in trace.link) == pytest.approx(size)
+    messages: dict[tuple[float, float], list[Carried]] = {}
+    for part in trace.link:
+        messages.setdefault((part.start_s, part.end_s), []).append(part)
+    for (start_s, end_s), parts in messages.items():
+        could = rate * (end_s - start_s) * (1 + 1e-9)
+        assert sum(part.out_bytes for part in parts) <= could
+        assert sum(part.in_bytes for part in parts) <= could
+
+
+@given(simulations)
+def test_a_transfer_is_on_the_link_between_its_launch_and_its_end(found: Simulation) -> None:
+    sent = [span for span in found.trace.spans if span.kind == "transfer"]
+    assert len(sent) == len(found.trace.link)
+    starts, ends = (sorted(getattr(p, k) for p in found.trace.link) for k in ("start_s", "end_s"))
+    assert all(a <= b for a, b in zip(sorted(s.start_s for s in sent), starts, strict=True))
+    # The end is known a latency after the last byte.
+    known = sorted(span.end_s - found.cluster.link.latency_s for span in sent)
+    assert known == pytest.approx(ends)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from generators.cases import case_tables
 from generators.cli import cli_reference
 from generators.pictures import draw_explained, draw_idea, draw_price_of_parts
 from generators.states import draw_states
@@ -12,6 +13,7 @@ def write_all(folder: Path) -> None:
     """Write everything that the pages include."""
     folder.mkdir(exist_ok=True)
     pages = {
+        "cases.md": case_tables(),
         "cli.md": cli_reference(),
         "contract.md": contract_rules(),
         "experiments.md": experiment_table(),

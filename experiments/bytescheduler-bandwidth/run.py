@@ -10,27 +10,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from common import (
-    Row,
-    draw_curves,
-    new_figure,
-    out_folder,
-    predict,
-    print_table,
-    progress,
-    save_csv,
-    save_figure,
-)
+from common import Row, out_folder, predict, print_table, progress, save_csv, save_figure
 from speeds import (
     MODELS,
     POLICIES,
-    Speeds,
+    Cells,
     ceiling_percent,
+    draw_speeds,
     gain_percent,
     largest_gain,
     make_cluster,
     make_job,
+    speed_rows,
     speeds,
+    speeds_over,
 )
 
 from bytelane.job import Job
@@ -40,16 +33,9 @@ FINE = tuple(10 ** (step / 40) for step in range(81))  # 1 to 100 Gbit/s
 WORKERS = 8
 PUBLISHED_PERCENT = 196
 
-Cells = dict[tuple[str, int], Speeds]
-
 
 def over_bandwidth(models: Sequence[str] = tuple(MODELS), rates: Sequence[int] = RATES) -> Cells:
-    jobs = {model: make_job(model) for model in models}
-    cells = [(model, rate) for model in models for rate in rates]
-    return {
-        (model, rate): speeds(jobs[model], WORKERS, rate)
-        for model, rate in progress(cells, "bandwidth")
-    }
+    return speeds_over(models, rates, "bandwidth", lambda job, rate: speeds(job, WORKERS, rate))
 
 
 def most_over(baseline: str, job: Job, rates: Sequence[float] = FINE) -> tuple[float, float]:
@@ -64,26 +50,16 @@ def most_over(baseline: str, job: Job, rates: Sequence[float] = FINE) -> tuple[f
 
 def rows(cells: Cells) -> list[Row]:
     return [
-        {
-            "model": MODELS[model],
-            "link (Gbit/s)": rate,
-            **{f"{name} (samples/s)": found[name] for name in (*POLICIES, "linear")},
-            "over fifo (%)": gain_percent(found["tuned"], found["fifo"]),
-            "by tuning (%)": gain_percent(found["tuned"], found["bytescheduler"]),
-        }
-        for (model, rate), found in cells.items()
+        {**row, "by tuning (%)": gain_percent(found["tuned"], found["bytescheduler"])}
+        for row, found in zip(speed_rows(cells, "link (Gbit/s)"), cells.values(), strict=True)
     ]
 
 
 def draw(cells: Cells, path: Path) -> None:
-    figure, panels = new_figure(1, len(MODELS), 12, 4)
-    for axes, (model, title) in zip(panels, MODELS.items(), strict=True):
-        curves = {
-            name: [cells[model, rate][name] / cells[model, rate]["linear"] for rate in RATES]
-            for name in POLICIES
-        }
-        draw_curves(axes, RATES, {name: [100 * v for v in c] for name, c in curves.items()})
-        axes.set_title(title, loc="left", fontsize=10)
+    figure, panels = draw_speeds(
+        cells, POLICIES, lambda found, name: 100 * found[name] / found["linear"]
+    )
+    for axes in panels:
         axes.set_xscale("log")
         axes.set_xticks(RATES, [str(rate) for rate in RATES])
         axes.minorticks_off()
@@ -98,8 +74,7 @@ def main() -> None:
     out = out_folder(__file__, "Speed over the link's rate under a parameter server.")
     cells = over_bandwidth()
     print_table(rows(cells), f"{WORKERS} workers, {WORKERS} servers, 32 samples a worker")
-    named = [(f"{MODELS[m]}, {rate} Gbit/s", found) for (m, rate), found in cells.items()]
-    gain, where = largest_gain(named, "tuned", "fifo")
+    gain, where = largest_gain(cells, "tuned", "fifo", "Gbit/s")
     limits: list[Row] = []
     for model in progress(tuple(MODELS), "limits"):
         job = make_job(model)

@@ -10,57 +10,39 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from common import (
-    Row,
-    draw_curves,
-    new_figure,
-    out_folder,
-    print_table,
-    progress,
-    save_csv,
-    save_figure,
+from common import Row, out_folder, print_table, save_csv, save_figure
+from speeds import (
+    MODELS,
+    POLICIES,
+    Cells,
+    draw_speeds,
+    largest_gain,
+    speed_rows,
+    speeds,
+    speeds_over,
 )
-from speeds import MODELS, POLICIES, Speeds, gain_percent, largest_gain, make_job, speeds
 
 WORKERS = (8, 16, 32, 64)
 # A link of 100 Gbit/s shared by eight accelerators; with a whole one each, nothing waits.
 GIGABITS = 12.5
 PUBLISHED_PERCENT = 170
 
-Cells = dict[tuple[str, int], Speeds]
-
 
 def scaling(models: Sequence[str] = tuple(MODELS), workers: Sequence[int] = WORKERS) -> Cells:
-    jobs = {model: make_job(model) for model in models}
-    cells = [(model, count) for model in models for count in workers]
-    return {
-        (model, count): speeds(jobs[model], count, GIGABITS)
-        for model, count in progress(cells, "scaling")
-    }
+    return speeds_over(models, workers, "scaling", lambda job, count: speeds(job, count, GIGABITS))
 
 
 def rows(cells: Cells) -> list[Row]:
     return [
-        {
-            "model": MODELS[model],
-            "workers": count,
-            **{f"{name} (samples/s)": found[name] for name in (*POLICIES, "linear")},
-            "over fifo (%)": gain_percent(found["tuned"], found["fifo"]),
-            "of linear (%)": 100 * found["tuned"] / found["linear"],
-        }
-        for (model, count), found in cells.items()
+        {**row, "of linear (%)": 100 * found["tuned"] / found["linear"]}
+        for row, found in zip(speed_rows(cells, "workers"), cells.values(), strict=True)
     ]
 
 
 def draw(cells: Cells, path: Path) -> None:
-    figure, panels = new_figure(1, len(MODELS), 12, 4)
-    for axes, (model, title) in zip(panels, MODELS.items(), strict=True):
-        curves = {
-            name: [cells[model, count][name] / 1e3 for count in WORKERS]
-            for name in (*POLICIES, "linear")
-        }
-        draw_curves(axes, WORKERS, curves)
-        axes.set_title(title, loc="left", fontsize=10)
+    names = (*POLICIES, "linear")
+    figure, panels = draw_speeds(cells, names, lambda found, name: found[name] / 1e3)
+    for axes in panels:
         axes.set_xticks(WORKERS)
         axes.set_xlabel("workers")
         axes.set_ylim(0)
@@ -73,9 +55,8 @@ def main() -> None:
     out = out_folder(__file__, "Speed over the number of workers under a parameter server.")
     cells = scaling()
     print_table(rows(cells), f"A server for each worker, {GIGABITS} Gbit/s, 32 samples a worker")
-    named = [(f"{MODELS[m]}, {n} workers", found) for (m, n), found in cells.items()]
-    over_fifo, where = largest_gain(named, "tuned", "fifo")
-    over_nothing, there = largest_gain(named, "tuned", "sequential")
+    over_fifo, where = largest_gain(cells, "tuned", "fifo", "workers")
+    over_nothing, there = largest_gain(cells, "tuned", "sequential", "workers")
     print(
         f"\n  published, over the framework alone: up to {PUBLISHED_PERCENT} %\n"
         f"  ours, over fifo:                     up to {over_fifo:.0f} % ({where})\n"

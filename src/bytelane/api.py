@@ -155,6 +155,7 @@ def prepare(
     policy: str = "auto",
     partition: str | int | None = None,
     credit: str | int | None = None,
+    fusion: str | int | None = None,
     barrier: bool | None = None,
     verify: bool = False,
     trace: str | Path | None = None,
@@ -179,7 +180,7 @@ def prepare(
     runtime.attach(
         model,
         optimizers,
-        **_planning(policy, partition, credit, barrier),
+        **_planning(policy, partition, credit, fusion, barrier),
         timeout_s=timeout_s,
         verify=verify,
         recorder=recorder,
@@ -188,23 +189,32 @@ def prepare(
 
 
 def _planning(
-    policy: str, partition: str | int | None, credit: str | int | None, barrier: bool | None
+    policy: str,
+    partition: str | int | None,
+    credit: str | int | None,
+    fusion: str | int | None,
+    barrier: bool | None,
 ) -> dict[str, Any]:
     """Return who plans, and what he needs to be told."""
     if policy != "auto":
-        knobs = choose_knobs(policy, partition, credit)
+        knobs = choose_knobs(policy, partition, credit, fusion)
         return {"planner": make_planner(policy, knobs, barrier)}
-    for name, given in (("partition", partition), ("credit", credit), ("barrier", barrier)):
+    for name, given in (
+        ("partition", partition),
+        ("credit", credit),
+        ("fusion", fusion),
+        ("barrier", barrier),
+    ):
         if given is not None:
             raise InputError(f"{name} has no effect under policy auto, which chooses it itself")
-    from bytelane.measure import measure_link
     from bytelane.tune import AutoPlanner
     from bytelane.tune.page import print_page
+    from bytelane.tune.probe import probe
 
     planner = AutoPlanner(say=lambda line: print(f"bytelane: {line}", flush=True))
     return {
         "planner": planner,
-        "probe": lambda group: measure_link(group)[0],
+        "probe": probe,
         "review": planner.has_departed,
         "farewell": lambda status: print_page(
             planner.choice, status.iteration_s, status.link_busy_s
@@ -218,6 +228,7 @@ def replan(
     policy: str,
     partition: str | int | None = None,
     credit: str | int | None = None,
+    fusion: str | int | None = None,
     barrier: bool | None = None,
 ) -> None:
     """Change the plan of a prepared model while it trains, at a step that all ranks agree on.
@@ -225,7 +236,7 @@ def replan(
     What rank 0 asks for is done; on other ranks the call has no effect.
     """
     session = _runtime().find_session(model)
-    planner = make_planner(policy, choose_knobs(policy, partition, credit), barrier)
+    planner = make_planner(policy, choose_knobs(policy, partition, credit, fusion), barrier)
     if session is not None:
         session.propose(planner)
 

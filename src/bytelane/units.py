@@ -55,14 +55,18 @@ def parse_seconds(text: str) -> float:
 
 
 def format_bytes(size: int) -> str:
-    """Print a size in binary units where it is round in them, in decimal ones otherwise."""
-    for unit in ("GiB", "MiB", "KiB"):
-        if BYTES[unit] <= size < 10_000 * BYTES[unit] and size % (BYTES[unit] // 4) == 0:
-            return f"{size / BYTES[unit]:.6g} {unit}"
-    for unit in ("GB", "MB", "kB"):
-        if size >= BYTES[unit]:
-            return f"{size / BYTES[unit]:.4g} {unit}"
-    return f"{size} B"
+    """Print a size in units in which it is round, 64 KiB or 160 kB, otherwise in decimal ones."""
+    if size < BYTES["kB"]:
+        return f"{size} B"
+    unit = next(unit for unit in ("GB", "MB", "kB") if size >= BYTES[unit])
+    decimal = f"{size / BYTES[unit]:.4g}"
+    is_exact = round(float(decimal) * BYTES[unit]) == size
+    for other in ("GiB", "MiB", "KiB"):
+        if BYTES[other] <= size < 10_000 * BYTES[other] and size % (BYTES[other] // 4) == 0:
+            binary = f"{size / BYTES[other]:.6g}"
+            if not (is_exact and len(decimal) < len(binary)):
+                return f"{binary} {other}"
+    return f"{decimal} {unit}"
 
 
 def format_rate(bytes_per_second: float) -> str:

@@ -10,7 +10,7 @@ from bytelane.bench.contender import (
     Ours,
     everyone,
 )
-from bytelane.bench.experiment import Cell, Conditions, Experiment, Prediction, Result
+from bytelane.bench.experiment import Cell, Conditions, Experiment, Overlay, Result
 from bytelane.bench.launch import run_experiment
 from bytelane.bench.scale import scale_bytes, scale_compute
 
@@ -25,7 +25,7 @@ __all__ = [
     "Experiment",
     "Fsdp",
     "Ours",
-    "Prediction",
+    "Overlay",
     "Result",
     "everyone",
     "run_experiment",

@@ -1,16 +1,23 @@
 """Who takes part in a benchmark. All of them train the same job in the same processes."""
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import msgspec
 
-from bytelane.core import Knobs
+from bytelane.cluster import Cluster, Link
+from bytelane.core import Knobs, make_policy
 from bytelane.errors import InputError
+from bytelane.job import Job, Layer, Tensor
 from bytelane.plugins import look_for
 from bytelane.sim import make_planner
 from bytelane.units import format_bytes
 
 MEBIBYTE = 2**20
+AUTO = "auto"
+# Who takes this many times as long as the fastest is not repeated. Nor is a bucket size of DDP that
+# is so much slower than the best one; repetitions differ by far less.
+FAR_BEHIND, WORSE_BUCKET = 2.0, 1.15
 
 
 class ComputeOnly(msgspec.Struct, frozen=True, tag="compute"):
@@ -56,14 +63,30 @@ class Ours(msgspec.Struct, frozen=True, tag="bytelane"):
 
     policy: str
     knobs: Knobs | None
+    in_ready_order: bool = False
+    """The ablation: the same units, window and engine, but nothing overtakes."""
 
     def __post_init__(self) -> None:
+        if self.policy == AUTO:
+            if self.knobs is not None or self.in_ready_order:
+                raise InputError(f"policy {AUTO} chooses pieces and order itself; give none")
+            return
         look_for(self.policy)  # here, since ranks are processes of their own
         make_planner(self.policy, self.knobs or Knobs(1, 1, 1))  # refuses what cannot run for real
+        if self.in_ready_order and not overtakes(self.policy):
+            raise InputError(f"policy {self.policy} sends in ready order by itself")
 
     @property
     def name(self) -> str:
-        return f"bytelane, {self.policy}"
+        return f"bytelane, {self.policy}" + (" in ready order" if self.in_ready_order else "")
+
+
+def overtakes(policy: str) -> bool:
+    """Tell whether a gradient may go before another that was ready earlier."""
+    layers = Layer("first", 1.0, 1.0), Layer("last", 1.0, 1.0)
+    job = Job("two layers", layers, (Tensor("first", 8, (0,)), Tensor("last", 8, (1,))))
+    first, last = make_policy(policy, job, Cluster(2, Link(1.0))).stages[0].priority
+    return first < last
 
 
 Contender: TypeAlias = ComputeOnly | CommunicationOnly | Ddp | Fsdp | Ours
@@ -73,5 +96,19 @@ BUCKETS = tuple(Ddp(mebibytes * MEBIBYTE) for mebibytes in (1, 2, 4, 8, 25))
 
 def everyone(ours: Ours) -> tuple[Contender, ...]:
     """Return all baselines at their best settings, our ablation, and our scheduler."""
-    ablation = (Ours("fifo", Knobs()),) if ours.policy != "fifo" else ()
+    policy = "units" if ours.policy == AUTO else ours.policy
+    ablation = (Ours(policy, ours.knobs, True),) if overtakes(policy) else ()
     return ComputeOnly(), CommunicationOnly(), *BUCKETS, Fsdp(), *ablation, ours
+
+
+def far_behind(seconds: Mapping[Contender, float]) -> frozenset[Contender]:
+    """Tell for whom one repetition is enough, going by an iteration of the first."""
+    alone = (ComputeOnly, CommunicationOnly)
+    trained: dict[Contender, float] = {c: s for c, s in seconds.items() if not isinstance(c, alone)}
+    buckets: dict[Contender, float] = {c: s for c, s in trained.items() if isinstance(c, Ddp)}
+    return _slower(trained, FAR_BEHIND) | _slower(buckets, WORSE_BUCKET)
+
+
+def _slower(seconds: Mapping[Contender, float], factor: float) -> frozenset[Contender]:
+    limit = factor * min(seconds.values(), default=0.0)
+    return frozenset(c for c, s in seconds.items() if s > limit)

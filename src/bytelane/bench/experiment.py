@@ -78,14 +78,11 @@ def _require_comparable(job: Job) -> None:
             raise InputError(f"tensor {tensor.name!r}: {tensor.bytes} bytes are not whole floats")
 
 
-class Prediction(msgspec.Struct, frozen=True):
-    """What the simulator said of the job as measured, before the iterations that count."""
+class Overlay(msgspec.Struct, frozen=True):
+    """A typical iteration and the one after it, predicted and real."""
 
-    iteration_s: float
-    knobs: Knobs
     predicted: Trace
     real: Trace
-    """A typical iteration and the one after it, predicted and real."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -96,7 +93,10 @@ class Cell(msgspec.Struct, frozen=True):
     """Repetition -> every iteration that counts."""
     exact: bool | None = None
     """Whether every weight is what it must be; None where nothing is synchronised."""
-    prediction: Prediction | None = None
+    predicted_s: float | None = None
+    """What the simulator says of an iteration, from the job and the link as measured."""
+    knobs: Knobs | None = None
+    overlay: Overlay | None = None
     failure: str = ""
     """Why it could not run here."""
 

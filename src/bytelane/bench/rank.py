@@ -9,29 +9,35 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from bytelane.bench.contender import CommunicationOnly, ComputeOnly, Contender, Ours
-from bytelane.bench.experiment import Cell, Experiment, Prediction, Result
+from bytelane.bench.contender import (
+    CommunicationOnly,
+    ComputeOnly,
+    Contender,
+    Ddp,
+    Ours,
+    far_behind,
+)
+from bytelane.bench.experiment import Cell, Experiment, Result
+from bytelane.bench.predict import lay_over, predict_ddp_s, predict_ours
 from bytelane.bench.scale import scale_compute
 from bytelane.bench.trainers import (
     TIMEOUT_S,
     CommunicationTrainer,
     OurTrainer,
     Trainer,
-    best_knobs,
     make_trainer,
 )
 from bytelane.bench.workload import Emulated, Real, Workload, measure_job
 from bytelane.cluster import Cluster, Link
-from bytelane.errors import InputError
+from bytelane.core import Knobs
 from bytelane.job import Job
 from bytelane.measure import measure_link
 from bytelane.runtime.torch.agreement import bytes_from
 from bytelane.runtime.torch.control import Control
-from bytelane.sim import simulate
+from bytelane.sim import make_planner
 
 MUTATED_ITERATIONS = 3
-# Who takes this many times as long as the fastest is not repeated.
-FAR_BEHIND = 2.0
+MUTATED_KNOBS = Knobs(partition_bytes=2**20, credit_bytes=2**21)
 
 
 def main(folder: Path) -> None:
@@ -55,7 +61,7 @@ def run(experiment: Experiment) -> Result:
     communication = CommunicationTrainer(job.total_bytes)
     communication.warm_up()
     if experiment.ratio is not None:
-        job = scale_compute(job, experiment.ratio * _slowest(communication.repeat(3)))
+        job = scale_compute(job, experiment.ratio * _slowest(median(communication.repeat(3))))
     contest = _Contest(experiment, job, link, communication)
     for contender in experiment.contenders:
         contest.enter(contender)
@@ -63,7 +69,7 @@ def run(experiment: Experiment) -> Result:
         contest.run_all(repetition)
     cells = tuple(contest.cell(contender) for contender in experiment.contenders)
     mutant = _workload(experiment, scale_compute(job, 1e-3))
-    return Result(job, experiment.workers, link, cells, _finds_a_mutation(mutant, link))
+    return Result(job, experiment.workers, link, cells, _finds_a_mutation(mutant))
 
 
 class _Contest:
@@ -79,8 +85,7 @@ class _Contest:
         self._trainers: dict[Contender, Trainer] = {}
         self._times: dict[Contender, list[tuple[float, ...]]] = {}
         self._failures: dict[Contender, str] = {}
-        self._first: dict[Contender, float] = {}
-        """How long an iteration took in the first repetition, the same on every rank."""
+        self._far_behind: frozenset[Contender] = frozenset()
 
     def enter(self, contender: Contender) -> None:
         _say(f"{contender.name}: warming up")
@@ -106,34 +111,34 @@ class _Contest:
     def run_all(self, repetition: int) -> None:
         """Let all take their turn; who is far behind does so once, or all would wait for them."""
         for contender, trainer in self._trainers.items():
-            if not self._is_far_behind(contender):
+            if contender not in self._far_behind:
                 _say(f"{contender.name}: {repetition + 1}/{self._experiment.repetitions}")
                 dist.barrier()
                 self._times[contender].append(trainer.repeat(self._experiment.iterations))
         if repetition == 0:
-            self._first = {c: _slowest(times[0]) for c, times in self._times.items()}
-
-    def _is_far_behind(self, contender: Contender) -> bool:
-        trained = [
-            seconds
-            for rival, seconds in self._first.items()
-            if not isinstance(rival, ComputeOnly | CommunicationOnly)
-        ]
-        return bool(trained) and self._first[contender] > FAR_BEHIND * min(trained)
+            # The fastest iteration: a disturbance must not put anybody out of the race.
+            fastest_s = {c: _slowest(min(times[0])) for c, times in self._times.items()}
+            self._far_behind = far_behind(fastest_s)
 
     def cell(self, contender: Contender) -> Cell:
         if contender in self._failures:
             return Cell(contender, failure=self._failures[contender])
         trainer = self._trainers[contender]
-        prediction = None
+        cell = Cell(contender, tuple(self._times[contender]), exact=_everywhere(trainer.is_exact()))
+        cluster = Cluster(self._experiment.workers, self._link)
         if isinstance(trainer, OurTrainer):
-            prediction = _predict(trainer, self._experiment, self._link)
-        return Cell(
-            contender,
-            tuple(self._times[contender]),
-            _everywhere(trainer.is_exact()),
-            prediction,
-        )
+            found = predict_ours(trainer, cluster)
+            return msgspec.structs.replace(
+                cell,
+                predicted_s=found.iteration_s,
+                knobs=trainer.knobs,
+                overlay=lay_over(trainer, found, self._experiment.iterations),
+            )
+        if isinstance(contender, Ddp) and ComputeOnly() in self._times:
+            compute_s = median(map(median, self._times[ComputeOnly()]))
+            found_s = predict_ddp_s(self._job, compute_s, contender.bucket_bytes, cluster)
+            return msgspec.structs.replace(cell, predicted_s=found_s)
+        return cell
 
 
 def _workload(experiment: Experiment, job: Job) -> Workload:
@@ -149,32 +154,11 @@ def _measured(model: str) -> Job:
     return msgspec.json.decode(bytes_from(0, mine, Control(_group(), TIMEOUT_S)), type=Job)
 
 
-def _predict(trainer: OurTrainer, experiment: Experiment, link: Link) -> Prediction:
-    """Lay what was predicted from the first iterations beside a typical one of the later ones."""
-    session = trainer.session
-    if session.job is None:
-        raise InputError("the job was not measured, so there is no prediction")
-    cluster = Cluster(experiment.workers, link)
-    found = simulate(session.job, cluster, session.plan, "interpreted")
-    trace = session.watch.trace("rank 0")
-    first = trainer.warm_up_iterations + 1
-    counted = range(first, first + experiment.iterations)
-    times = {k: seconds for k in counted if (seconds := trace.iteration_s(k)) is not None}
-    middle = median(times.values())
-    typical = min(times, key=lambda k: abs(times[k] - middle))
-    return Prediction(
-        found.iteration_s,
-        trainer.knobs,
-        predicted=found.trace.from_iteration(1, count=2),
-        real=trace.from_iteration(typical, count=2),
-    )
-
-
-def _finds_a_mutation(workload: Workload, link: Link) -> bool:
+def _finds_a_mutation(workload: Workload) -> bool:
     """Put one piece one element too far, and see whether the check of the weights notices."""
     _say("proving that the check can fail")
-    knobs = best_knobs("bytescheduler", workload.job, Cluster(dist.get_world_size(), link))
-    trainer = OurTrainer(workload, "bytescheduler", knobs, MUTATED_ITERATIONS)
+    planner = make_planner("bytescheduler", MUTATED_KNOBS)
+    trainer = OurTrainer(workload, planner, MUTATED_ITERATIONS)
     trainer.warm_up()
     transport = trainer.session.transport
     forget = transport.forget
@@ -196,9 +180,9 @@ def _group() -> dist.ProcessGroup:
     return group
 
 
-def _slowest(times_s: tuple[float, ...]) -> float:
-    """Return the median, on the rank where it is the longest."""
-    value = torch.tensor(median(times_s), dtype=torch.float64)
+def _slowest(seconds: float) -> float:
+    """Return the time of the rank where it is the longest."""
+    value = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return float(value)
 

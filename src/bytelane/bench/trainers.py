@@ -1,9 +1,10 @@
 """How each contender trains, one class a way."""
 
 import time
+from functools import cache
 from itertools import pairwise
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,14 +13,16 @@ from torch.nn.parallel import DistributedDataParallel
 from bytelane.bench.contender import ComputeOnly, Ddp, Fsdp, Ours
 from bytelane.bench.workload import Workload
 from bytelane.cluster import Cluster, Link
-from bytelane.core import CreditWindow, Knobs, Operation, Plan, SubTask, make_policy
+from bytelane.core import CreditWindow, Knobs, Operation, Plan, Planner, SubTask
 from bytelane.errors import NotSupported
 from bytelane.job import Job
 from bytelane.runtime.engine import Engine
 from bytelane.runtime.torch import attach
-from bytelane.runtime.torch.planning import MEASURED_ITERATIONS
+from bytelane.runtime.torch.planning import FIRST_ITERATIONS
 from bytelane.runtime.torch.transport import AllReduceTransport
-from bytelane.sim import evaluate, make_planner
+from bytelane.sim import make_planner, simulate
+from bytelane.tune import AutoPlanner
+from bytelane.tune.probe import probe
 
 TIMEOUT_S = 120.0
 UNITS = tuple(2**k for k in range(18, 23))
@@ -124,20 +127,33 @@ class OurTrainer(PlainTrainer):
     """Bytelane."""
 
     # After the measured iterations one more is spent under the new plan before any is counted.
-    warm_up_iterations = max(MEASURED_ITERATIONS) + 2
+    warm_up_iterations = FIRST_ITERATIONS + 1
 
-    def __init__(self, workload: Workload, policy: str, knobs: Knobs, keep_iterations: int) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        planner: Planner,
+        keep_iterations: int,
+        **planning: Any,
+    ) -> None:
         super().__init__(workload)
         session = attach(
             workload.model,
             [self.optimizer],
-            make_planner(policy, knobs),
+            planner,
             timeout_s=TIMEOUT_S,
             keep_iterations=self.warm_up_iterations + keep_iterations,
+            **planning,
         )
         assert session is not None
-        self.knobs = knobs
         self.session = session
+
+    @property
+    def knobs(self) -> Knobs:
+        """The largest piece, and how much is in flight."""
+        plan = self.session.plan
+        largest = max(operation.bytes for operation in plan.operations)
+        return Knobs(largest, plan.window.credit_bytes)
 
     def flush(self) -> None:
         self.session.flush()
@@ -202,16 +218,26 @@ def make_trainer(
             return DdpTrainer(workload, bucket_bytes)
         case Fsdp():
             return FsdpTrainer(workload)
-        case Ours(policy, knobs):
+        case Ours("auto"):
+            auto = AutoPlanner(say=lambda line: print(line, flush=True))
+            return OurTrainer(
+                workload, auto, keep_iterations, probe=probe, review=auto.has_departed
+            )
+        case Ours(policy, knobs, in_ready_order):
             cluster = Cluster(dist.get_world_size(), link)
             chosen = knobs or best_knobs(policy, workload.job, cluster)
-            return OurTrainer(workload, policy, chosen, keep_iterations)
+            planner = make_planner(policy, chosen, in_ready_order=in_ready_order)
+            return OurTrainer(workload, planner, keep_iterations)
 
 
+@cache
 def best_knobs(policy: str, job: Job, cluster: Cluster) -> Knobs:
-    """Ask the simulator for the best part and window on this link."""
-    settings = [Knobs(unit, unit * count, unit) for unit in UNITS for count in IN_FLIGHT]
+    """Ask the simulator for the part and the window whose plan is the best on this link."""
+
+    def iteration_s(knobs: Knobs) -> float:
+        plan = make_planner(policy, knobs)(job, 1)
+        return simulate(job, cluster, plan, "interpreted").iteration_s
+
     return min(
-        settings,
-        key=lambda k: evaluate(job, cluster, make_policy(policy, job, cluster, k), "interpreted"),
+        (Knobs(unit, unit * count, unit) for unit in UNITS for count in IN_FLIGHT), key=iteration_s
     )

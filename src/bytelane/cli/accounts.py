@@ -12,12 +12,16 @@ if TYPE_CHECKING:
 def accounts_as_json(found: "Simulation") -> dict[str, Any]:
     """Idle times worker by worker, and bytes for each kind of host."""
     from bytelane.sim.accounts import link_traffic, workers_accounts
+    from bytelane.sim.steady import whole_iterations
 
-    workers = workers_accounts(found)
-    return {
-        "compute_idle_ms": [worker.compute.idle_s * 1000 for worker in workers],
-        "link_up_idle_ms": [worker.up.idle_s * 1000 for worker in workers],
-        "link_down_idle_ms": [worker.down.idle_s * 1000 for worker in workers],
+    idle: dict[str, list[float]] = {}
+    for resource, uses in zip(
+        ("compute", "link_up", "link_down"), zip(*workers_accounts(found), strict=True), strict=True
+    ):
+        idle[f"{resource}_idle_ms"] = [use.idle_s * 1000 for use in uses]
+        idle[f"{resource}_idle_spread_ms"] = [use.spread_s * 1000 for use in uses]
+    return idle | {
+        "means_over_iterations": whole_iterations(found),
         "links": [
             {
                 "host": link.host,
@@ -34,13 +38,11 @@ def accounts_as_json(found: "Simulation") -> dict[str, Any]:
 
 def slack_as_json(found: "Simulation", slack: "Slack | None") -> dict[str, Any]:
     """Lists with an entry a layer; null for a layer that uses no tensor first."""
+    shown = ("budget_ms", "slack_ms", "slack_spread_ms")
     if slack is None:
-        return {"layer_budget_ms": None, "layer_slack_ms": None}
-    by_layer = {"layer_budget_ms": slack.budget_s, "layer_slack_ms": slack.slack_s}
-    return {
-        key: _spread_out(slack.layer.tolist(), (1000 * column).tolist(), len(found.job.layers))
-        for key, column in by_layer.items()
-    }
+        return {f"layer_{key}": None for key in shown}
+    moments, layers, count = _moments(slack), slack.layer.tolist(), len(found.job.layers)
+    return {f"layer_{key}": _spread_out(layers, moments[key], count) for key in shown}
 
 
 def layer_table(found: "Simulation") -> list[dict[str, Any]]:
@@ -89,6 +91,7 @@ def idle_in_words(found: "Simulation") -> tuple[str, str]:
 def print_accounts(found: "Simulation", slack: "Slack | None") -> None:
     """Print in a few lines what each link carries, and what computing waits for."""
     from bytelane.sim.accounts import link_traffic
+    from bytelane.sim.steady import whole_iterations
     from bytelane.units import format_bytes
 
     print()
@@ -96,6 +99,8 @@ def print_accounts(found: "Simulation", slack: "Slack | None") -> None:
         # As much comes down as goes up, in every arrangement.
         size, share = format_bytes(round(link.up_bytes)), _used(found, link.up_bytes)
         print(f"  the link of a {link.host} carries {size} each way, {share:.0%} of what it could")
+    if whole_iterations(found) > 1:
+        print(f"  idle times and waits are means over {whole_iterations(found)} iterations")
     if slack is not None and slack.layer.size:
         assert found.log is not None
         whose = "the first worker's " if found.log.iteration_start.shape[0] > 1 else ""
@@ -104,9 +109,12 @@ def print_accounts(found: "Simulation", slack: "Slack | None") -> None:
 
 def print_layers(rows: list[dict[str, Any]]) -> None:
     """Print the table of the layers, all times in milliseconds."""
-    titles = [key.removesuffix("_ms") for key in rows[0]]
-    print("\nTimes in ms; moments since the forward pass began whose gradients they are.\n")
-    print_table(titles, [[_cell(value) for value in row.values()] for row in rows])
+    spread = any(row["slack_spread_ms"] for row in rows)
+    keys = [key for key in rows[0] if spread or key != "slack_spread_ms"]
+    times = "Times in ms, mean and spread over iterations" if spread else "Times in ms"
+    print(f"\n{times}; moments since the forward pass began whose gradients they are.\n")
+    titles = [key.removesuffix("_ms").removeprefix("slack_") for key in keys]
+    print_table(titles, [[_cell(row[key]) for key in keys] for row in rows])
 
 
 def _spread_out(places: list[int], values: list[float], count: int) -> list[float | None]:
@@ -118,7 +126,9 @@ def _spread_out(places: list[int], values: list[float], count: int) -> list[floa
 
 def _moments(slack: "Slack") -> dict[str, list[Any]]:
     names = ("ready", "arrived", "needed", "used", "budget", "slack")
-    return {f"{name}_ms": (1000 * getattr(slack, f"{name}_s")).tolist() for name in names}
+    columns = {f"{name}_ms": getattr(slack, f"{name}_s") for name in names}
+    columns["slack_spread_ms"] = slack.spread_s
+    return {key: (1000 * column).tolist() for key, column in columns.items()}
 
 
 def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:

@@ -51,7 +51,7 @@ def bench(
     rate: Rate = "500Mbit",
     total: TotalBytes = None,
     ratio: Ratio = None,
-    policy: Policy = "bytescheduler",
+    policy: Policy = "auto",
     partition: Partition = None,
     credit: Credit = None,
     jitter: JitterSize = 0.0,
@@ -66,7 +66,8 @@ def bench(
 
     The job's computing is emulated by sleeping; its communication is real, between the hosts of a
     lab. Contenders take turns, and the final weights of each are compared with what they must be.
-    Without --partition and --credit both are chosen by simulation on the measured link.
+    Policy auto chooses everything by simulation on the measured link; with another policy, parts
+    and credit are chosen so unless they are given.
 
     Examples: bytelane bench resnet50 --bytes 25MB --ratio 1 --workers 4 --rate 500Mbit;
     bytelane bench cnn --real --workers 2

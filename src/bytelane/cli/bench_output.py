@@ -20,7 +20,7 @@ def save_pictures(result: "Result", folder: Path) -> None:
     from bytelane.report import draw_overlay
     from bytelane.trace import save_chrome
 
-    pairs = [_pair(cell) for cell in result.cells if cell.prediction]
+    pairs = [_pair(cell) for cell in result.cells if cell.overlay]
     for suffix in ("png", "svg"):
         draw_overlay(pairs, folder / f"overlay.{suffix}")
     save_chrome([t for cell in result.cells for t in _named_traces(cell)], folder / "overlay.json")
@@ -29,13 +29,13 @@ def save_pictures(result: "Result", folder: Path) -> None:
 def _pair(cell: "Cell") -> "Pair":
     from bytelane.report.overlay import Pair
 
-    assert cell.prediction is not None
-    seconds = cell.prediction.iteration_s
+    assert cell.overlay is not None
+    assert cell.predicted_s is not None
     return Pair(
         cell.contender.name,
-        cell.prediction.predicted,
-        cell.prediction.real,
-        seconds,
+        cell.overlay.predicted,
+        cell.overlay.real,
+        cell.predicted_s,
         cell.iteration_s,
     )
 
@@ -43,12 +43,11 @@ def _pair(cell: "Cell") -> "Pair":
 def _named_traces(cell: "Cell") -> "list[Trace]":
     import msgspec
 
-    found = cell.prediction
-    if found is None:
+    if cell.overlay is None:
         return []
     return [
         msgspec.structs.replace(trace, source=f"{cell.contender.name}, {what}")
-        for what, trace in (("predicted", found.predicted), ("real", found.real))
+        for what, trace in (("predicted", cell.overlay.predicted), ("real", cell.overlay.real))
     ]
 
 
@@ -74,14 +73,13 @@ def _row(cell: "Cell", result: "Result") -> tuple[str, ...]:
     if cell.failure:
         return (cell.contender.name, "did not run", "", "", "", "", "")
     seconds, best, bound = cell.iteration_s, _best_ddp_s(result), result.bound_s
-    predicted = cell.prediction.iteration_s if cell.prediction else None
     return (
         cell.contender.name,
         format_seconds(seconds),
         _spread(cell),
         f"{seconds / bound:.2f}x" if bound else "",
         f"{best / seconds:.2f}x" if best else "",
-        f"{seconds / predicted - 1:+.1%}" if predicted else "",
+        f"{seconds / cell.predicted_s - 1:+.1%}" if cell.predicted_s else "",
         {True: "exact", False: "WRONG", None: ""}[cell.exact],
     )
 
@@ -99,11 +97,10 @@ def _remarks(result: "Result", experiment: "Experiment") -> list[str]:
     for cell in result.cells:
         if cell.failure:
             lines.append(f"{cell.contender.name} did not run here: {cell.failure}")
-        if cell.prediction and cell.prediction.knobs.partition_bytes:
-            knobs = cell.prediction.knobs
+        if cell.knobs and cell.knobs.partition_bytes:
             lines.append(
-                f"{cell.contender.name}: parts of {format_bytes(knobs.partition_bytes or 0)}, "
-                f"{format_bytes(knobs.credit_bytes or 0)} in flight"
+                f"{cell.contender.name}: parts of {format_bytes(cell.knobs.partition_bytes)}, "
+                f"{_in_flight(cell.knobs.credit_bytes)} in flight"
             )
     once = [c.contender.name for c in result.cells if 0 < len(c.times_s) < experiment.repetitions]
     if once:
@@ -134,6 +131,7 @@ def document(result: "Result", experiment: "Experiment", lab: "Lab") -> dict[str
         "link_bit_per_s": result.link.rate * 8,
         "link_overhead_ms": result.link.overhead_s * 1e3,
         "link_latency_ms": result.link.latency_s * 1e3,
+        "link_floor_ms": result.link.floor_s * 1e3,
         "ratio": experiment.ratio,
         "jitter": experiment.conditions.jitter,
         "slow_rank": experiment.conditions.slow_rank,
@@ -147,16 +145,15 @@ def document(result: "Result", experiment: "Experiment", lab: "Lab") -> dict[str
 def _cell_document(cell: "Cell") -> dict[str, Any]:
     if cell.failure:
         return {"name": cell.contender.name, "failure": cell.failure}
-    found = cell.prediction
     return {
         "name": cell.contender.name,
         "iteration_ms": cell.iteration_s * 1e3,
         "spread_percent": cell.spread * 100,
         "repetitions_ms": [seconds * 1e3 for seconds in cell.repetitions_s],
         "weights_exact": cell.exact,
-        "predicted_ms": found and found.iteration_s * 1e3,
-        "partition_bytes": found and found.knobs.partition_bytes,
-        "credit_bytes": found and found.knobs.credit_bytes,
+        "predicted_ms": cell.predicted_s and cell.predicted_s * 1e3,
+        "partition_bytes": cell.knobs and cell.knobs.partition_bytes,
+        "credit_bytes": cell.knobs and cell.knobs.credit_bytes,
     }
 
 
@@ -165,3 +162,9 @@ def require_exact(result: "Result") -> None:
     if any(cell.exact is False for cell in result.cells) or not result.mutation_found:
         print("bytelane: error: the weights are not what they must be", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _in_flight(credit_bytes: int | None) -> str:
+    from bytelane.units import format_bytes
+
+    return "any number" if credit_bytes is None else format_bytes(credit_bytes)

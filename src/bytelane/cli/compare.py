@@ -29,6 +29,7 @@ def compare(
     from bytelane.core import policies_for
     from bytelane.plugins import load_policies
     from bytelane.report import draw_bars, require_picture
+    from bytelane.report.bars import format_gain
 
     if plot is not None:
         require_picture(plot)
@@ -51,7 +52,7 @@ def compare(
             (
                 row["policy"],
                 f"{row['iteration_ms']:.1f} ms",
-                f"{row['gain_over_fifo_percent']:+.1f} %",
+                format_gain(row["gain_over_fifo_percent"]),
                 f"{row['above_optimum_percent']:.1f} %",
             )
             for row in sorted(rows, key=lambda row: float(row["iteration_ms"]))

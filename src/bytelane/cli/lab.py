@@ -131,7 +131,7 @@ def run(
         traffic_out.touch()  # before the long work, in case that is not possible
     steps = load_schedule(schedule, workers) if schedule else ()
     timeout_s = parse_seconds(timeout) if timeout else None
-    with _terminable(), Lab(workers, rate, priority=priority, mode=mode) as lab:
+    with terminable(), Lab(workers, rate, priority=priority, mode=mode) as lab:
         lab_output.introduce(lab)
         if check is not False:
             lab_output.trust(lab.check(), refuse=check is True)
@@ -173,7 +173,7 @@ def check(
     from bytelane.units import parse_rate
 
     rates = [parse_rate(text) for text in ([rate] if rate else lab_output.SWEEP)]
-    with _terminable(), Lab(workers, rates[0], priority=priority, mode=mode) as lab:
+    with terminable(), Lab(workers, rates[0], priority=priority, mode=mode) as lab:
         found = sweep_rates(lab, rates, seconds)
         lab.set_rate(found[0][0].asked)
         shares = lab.check_priority(seconds) if priority else []
@@ -217,7 +217,7 @@ def traffic(
     from bytelane.cli.output import print_json
     from bytelane.lab import Lab
 
-    with _terminable(), Lab(workers, rate, priority=priority, mode="namespace") as lab:
+    with terminable(), Lab(workers, rate, priority=priority, mode="namespace") as lab:
         background = _start_traffic(
             lab, sizes, load=load, flows_per_s=flows, seconds=seconds, band=band, seed=seed
         )
@@ -250,7 +250,7 @@ def _start_traffic(lab: "Lab", sizes: Path | None, **options: Any) -> "Traffic":
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """Let a request to end this process end the block first."""
 
     def end(number: int, frame: object) -> None:

@@ -15,9 +15,11 @@ from bytelane.cli import (
     overlay,
     profile,
     profile_network,
+    replay,
     simulate,
     sweep,
     timeline,
+    try_,
     why,
     zoo,
 )
@@ -37,8 +39,10 @@ app.command()(timeline.timeline)
 app.command()(zoo.zoo)
 app.command(context_settings=profile.SETTINGS)(profile.profile)
 app.command()(profile_network.profile_network)
+app.command("try", context_settings=profile.SETTINGS)(try_.try_)
 app.command()(bench.bench)
 app.command()(overlay.overlay)
+app.command()(replay.replay)
 app.add_typer(lab.app, name="lab")
 app.command()(doctor.doctor)
 

@@ -47,6 +47,9 @@ Overhead = Annotated[
 Latency = Annotated[
     str, _cluster_option(help="From the last byte until the end is known (lam).", metavar="TIME")
 ]
+Floor = Annotated[
+    str, _cluster_option(help="Least link time of a message, however small.", metavar="TIME")
+]
 Sync = Annotated[
     str, _cluster_option(help="allreduce, or ps for a parameter server.", metavar="WAY")
 ]
@@ -56,6 +59,12 @@ Servers = Annotated[
 ]
 Separate = Annotated[
     bool, _cluster_option("--separate", help="With ps: servers on their own hosts.")
+]
+SharedLink = Annotated[
+    bool,
+    _cluster_option(
+        "--shared-link", help="With ps: pushes and pulls take turns on one link, as they do."
+    ),
 ]
 Slow = Annotated[float, _cluster_option(help="The last worker computes longer by this factor.")]
 Policy = Annotated[
@@ -112,9 +121,11 @@ class ClusterOptions(NamedTuple):
     bandwidth: Bandwidth = "10Gbit"
     overhead: Overhead = "0us"
     latency: Latency = "0us"
+    floor: Floor = "0us"
     sync: Sync = "allreduce"
     servers: Servers = None
     separate: Separate = False
+    shared_link: SharedLink = False
     slow: Slow = 1.0
 
     def make(self) -> "Cluster":

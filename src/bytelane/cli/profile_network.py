@@ -36,7 +36,7 @@ def profile_network(
     ] = 20.0,
     as_json: Json = False,
 ) -> None:
-    """Measure bandwidth, overhead and latency of the network between workers.
+    """Measure bandwidth, overhead, latency and floor of the network between workers.
 
     Times real all-reduces of several sizes, alone and with others in flight, over gloo. Start it
     with torchrun on the hosts in question; rank 0 prints.
@@ -101,6 +101,7 @@ def summary(found: "NetworkProfile") -> dict[str, Any]:
         "bandwidth_bit_per_s": found.link.rate * 8,
         "overhead_ms": found.link.overhead_s * 1e3,
         "latency_ms": found.link.latency_s * 1e3,
+        "floor_ms": found.link.floor_s * 1e3,
         "held_out_error_median_percent": 100 * median(errors),
         "held_out_error_worst_percent": 100 * max(errors),
         "samples": [
@@ -108,6 +109,7 @@ def summary(found: "NetworkProfile") -> dict[str, Any]:
                 "message_bytes": sample.size,
                 "in_flight": sample.in_flight,
                 "message_ms": sample.seconds * 1e3,
+                "uncertainty_percent": 100 * sample.uncertainty,
                 "efficiency_percent": 100 * found.efficiency(sample),
             }
             for sample in found.samples
@@ -123,6 +125,7 @@ def simulate_options(workers: int, link: "Link") -> str:
     rate = format_rate(link.rate).removesuffix("/s")
     options = f"--workers {workers} --bandwidth {rate} --overhead "
     options += f"{format_seconds(link.overhead_s)} --latency {format_seconds(link.latency_s)}"
+    options += f" --floor {format_seconds(link.floor_s)}"
     for unit in ("Gbit", "Mbit", "kbit", "bit", "ms", "us", "ns", "s"):
         options = options.replace(f" {unit}", unit)
     return options
@@ -131,7 +134,6 @@ def simulate_options(workers: int, link: "Link") -> str:
 def _print_text(found: "NetworkProfile") -> None:
     from statistics import median
 
-    from bytelane.measure.network import FITTED_FROM
     from bytelane.units import format_bytes, format_seconds
 
     print(f"{found.workers} workers: {found.link}\n")
@@ -153,8 +155,7 @@ def _print_text(found: "NetworkProfile") -> None:
     )
     errors = [abs(error) for error in found.errors]
     print(
-        f"\ntime a message, and how much of the fitted rate that is; fitted from "
-        f"{format_bytes(FITTED_FROM)} up\n"
+        f"\ntime a message, and how much of the fitted rate that is\n"
         f"fitted to every other size, the link misses the sizes between by {median(errors):.1%} "
         f"(median), {max(errors):.1%} (worst)\n"
         f"now: bytelane simulate JOB {simulate_options(found.workers, found.link)}"

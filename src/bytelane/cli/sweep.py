@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bytelane.cli.options import Accelerator, Batch, Json, Separate
+from bytelane.cli.options import Accelerator, Batch, Json, Separate, SharedLink
 from bytelane.cli.output import count, print_json, print_table
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ Overhead = Annotated[
 ]
 Latency = Annotated[
     list[str], _list("Cluster", "TIME", "From the last byte until the end is known (lam).", "0us")
+]
+Floor = Annotated[
+    list[str], _list("Cluster", "TIME", "Least link time of a message, however small.", "0us")
 ]
 Sync = Annotated[
     list[str], _list("Cluster", "WAY", "allreduce, ps for a parameter server.", "allreduce")
@@ -81,6 +84,7 @@ def sweep(
     bandwidth: Bandwidth,
     overhead: Overhead,
     latency: Latency,
+    floor: Floor,
     sync: Sync,
     servers: Servers,
     slow: Slow,
@@ -89,6 +93,7 @@ def sweep(
     credit: Credit,
     fusion: Fusion,
     separate: Separate = False,
+    shared_link: SharedLink = False,
     accelerator: Accelerator = None,
     batch: Batch = None,
     best: Best = False,
@@ -122,8 +127,8 @@ def sweep(
         policy=policy,
         knobs={"partition": partition, "credit": credit, "fusion": fusion},
         sync=sync,
-        cluster=cluster | {"overhead": overhead, "latency": latency},
-        separate=separate,
+        cluster=cluster | {"overhead": overhead, "latency": latency, "floor": floor},
+        servers_are={"separate": separate, "shared_link": shared_link},
     )
     require_executor(executor)
     _require_files(settings, csv, plot)

@@ -45,14 +45,14 @@ def read_settings(
     knobs: Mapping[str, Typed],
     sync: Typed,
     cluster: Mapping[str, Typed],
-    separate: bool,
+    servers_are: Mapping[str, bool],
 ) -> list[Setting]:
     """Combine all lists; what has no effect in any combination is refused."""
     syncs = _read("sync", sync, lambda item: make_cluster(sync=item).sync)
     policies = _read_policies(policy, syncs)
     sizes = {f"{name}_bytes": _read(name, typed, parse_bytes) for name, typed in knobs.items()}
     require_use(policies, syncs, sizes)
-    lists = [_cluster_lists(way, syncs, cluster, separate) for way in syncs]
+    lists = [_cluster_lists(way, syncs, cluster, servers_are) for way in syncs]
     choices = [count_choices(policies, way, sizes) for way in syncs]
     places = [prod(map(len, keywords.values())) for keywords in lists]
     _require_few(len(jobs) * sum(p * c for p, c in zip(places, choices, strict=True)))
@@ -61,15 +61,16 @@ def read_settings(
 
 
 def _cluster_lists(
-    sync: Sync, syncs: Sequence[Sync], typed: Mapping[str, Typed], separate: bool
+    sync: Sync, syncs: Sequence[Sync], typed: Mapping[str, Typed], servers_are: Mapping[str, bool]
 ) -> dict[str, list[Any]]:
     """Return the values for each keyword of make_cluster, with one way to synchronise."""
     readers = {"workers": _whole_number, "servers": _whole_number, "slow": _factor}
-    lists: dict[str, list[Any]] = {"sync": [sync], "separate": [separate]}
+    lists: dict[str, list[Any]] = {"sync": [sync]}
+    lists |= {name: [value] for name, value in servers_are.items()}
     for name, items in typed.items():
         lists[name] = _read(name, items, readers.get(name, str)) or [None]
     if sync == "allreduce" and "ps" in syncs:  # alone, it is told that it has no servers
-        lists |= {"servers": [None], "separate": [False]}
+        lists |= {"servers": [None]} | {name: [False] for name in servers_are}
     return lists
 
 

@@ -19,13 +19,15 @@ class Link(msgspec.Struct, frozen=True):
 
     ``overhead_s`` is the time the link is occupied per message beside its bytes (theta in the
     literature's cost models); ``latency_s`` passes between the last byte and the moment at which
-    the end is known, while the link is already free (lam).
+    the end is known, while the link is already free (lam). ``floor_s`` is the least that a message
+    occupies the link: what a collective costs however little it carries, while its bytes travel.
     """
 
     rate: float
     """Bytes per second."""
     overhead_s: float = 0.0
     latency_s: float = 0.0
+    floor_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate) and self.rate > 0):
@@ -33,15 +35,16 @@ class Link(msgspec.Struct, frozen=True):
                 f"a link of {format_rate(self.rate)} cannot carry anything; "
                 "its rate must be finite and above 0"
             )
-        for field in ("overhead_s", "latency_s"):
+        for field in ("overhead_s", "latency_s", "floor_s"):
             seconds = getattr(self, field)
             if not (math.isfinite(seconds) and seconds >= 0):
                 raise InputError(f"{field} is {seconds}; a time must be finite and not negative")
 
     def __str__(self) -> str:
+        floor = f", floor {format_seconds(self.floor_s)}" if self.floor_s else ""
         return (
             f"{format_rate(self.rate)}, overhead {format_seconds(self.overhead_s)}, "
-            f"latency {format_seconds(self.latency_s)}"
+            f"latency {format_seconds(self.latency_s)}{floor}"
         )
 
 
@@ -56,6 +59,9 @@ class Cluster(msgspec.Struct, frozen=True):
     """Each server shares a host with a worker, so that part of the traffic stays at home."""
     compute_factors: tuple[float, ...] = ()
     """How much longer each worker computes than the job says; empty: all as the job says."""
+    shared_link: bool = False
+    """A worker and the server beside it take turns on their host's link. The usual model has pushes
+    on one direction and pulls on the other, as if the replies that a host sends cost nothing."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -68,6 +74,11 @@ class Cluster(msgspec.Struct, frozen=True):
             raise InputError(
                 f"{self.servers} servers cannot each share a host with one of {self.workers} "
                 "workers; use as many, or hosts of their own"
+            )
+        if self.shared_link and not (self.servers and self.colocated):
+            raise InputError(
+                "a shared link is that of a worker with a server on its host; "
+                "there is none here, so leave it out"
             )
         if self.compute_factors and len(self.compute_factors) != self.workers:
             raise InputError(
@@ -83,7 +94,7 @@ class Cluster(msgspec.Struct, frozen=True):
 
     @property
     def wire_factor(self) -> float:
-        """Bytes on the busiest link, in one direction, per byte of a tensor."""
+        """Bytes that a message puts on the busiest link, in one direction, per byte of a tensor."""
         if self.workers == 1 and (self.sync == "allreduce" or self.colocated):
             return 0.0
         if self.sync == "allreduce":
@@ -93,8 +104,14 @@ class Cluster(msgspec.Struct, frozen=True):
         # Tensors are spread evenly: a server takes from all workers, a worker gives to all servers.
         return max(1.0, self.workers / self.servers)
 
+    @property
+    def load_factor(self) -> float:
+        """The same of all messages of an iteration: where push and pull share a link, twice."""
+        return 2 * self.wire_factor if self.shared_link else self.wire_factor
+
     def transfer_s(self, size: int) -> float:
         """The time that one message occupies a link, in one direction."""
         if self.wire_factor == 0:
             return 0.0
-        return self.link.overhead_s + self.wire_factor * size / self.link.rate
+        link = self.link
+        return max(link.floor_s, link.overhead_s + self.wire_factor * size / link.rate)

@@ -3,13 +3,13 @@
 Cutting: :class:`SubTask`, :class:`Pieces`, :func:`partition`. Choosing: :class:`Policy`,
 :class:`Knobs`, :class:`CreditWindow`, :func:`make_policy`, :func:`register`. Deciding:
 :class:`Scheduler`, :class:`Start`, :class:`Event`. Writing it down: :class:`Plan`,
-:class:`Operation`, :class:`Element`. Handed in from outside: :class:`Planner`, :class:`Tuner`,
-:class:`Transport`.
+:class:`Operation`, :class:`Element`, :func:`require_plannable`. Handed in from outside:
+:class:`Planner`, :class:`Tuner`, :class:`Transport`.
 """
 
 from bytelane.core import policies as _builtin_policies  # noqa: F401  (registers them)
 from bytelane.core.knobs import CreditWindow, Knobs
-from bytelane.core.plan import Element, Operation, Plan, bucket_plan
+from bytelane.core.plan import Element, Operation, Plan, bucket_plan, require_plannable
 from bytelane.core.policy import (
     Policy,
     Stage,
@@ -50,4 +50,5 @@ __all__ = [
     "policy_entry",
     "policy_names",
     "register",
+    "require_plannable",
 ]

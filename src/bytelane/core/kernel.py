@@ -18,8 +18,9 @@ together. In every iteration it passes through four stages, and only forward::
   than one operation, and one operation may always start.
 * A *gate* opens when all operations that lead to it have finished, and then releases those behind
   it: a pull follows its push, an all-gather follows all reduce-scatters.
-* ``IN_ORDER`` serves the runtime: operations of a lane start in the order of their numbers,
-  whatever is ready, because collectives must be launched in the same order everywhere.
+* ``IN_ORDER`` serves the runtime: operations of a lane, each of which has an urgency of its own,
+  start in that order, whatever is ready, because collectives must be launched in the same order
+  everywhere.
 * ``FUSION`` is a buffer: what is started may be joined by those behind it while they fit.
 
 Counters wind themselves up again: once everything has finished, the next iteration may begin.
@@ -115,8 +116,9 @@ def start(state: State, lane: int) -> int:
     if counters[HEAP_LENGTH] == 0 or counters[IN_FLIGHT] >= counters[CREDIT]:
         return NOTHING
     if counters[IN_ORDER] == 1:
-        length = state.lane_from[lane + 1] - state.lane_from[lane]
-        if _first(state, lane) != state.lane_from[lane] + counters[STARTS] % length:
+        first = state.urgency_from[lane]
+        length = state.urgency_from[lane + 1] - first
+        if state.heap[first] != first + counters[STARTS] % length:
             return NOTHING
     return _take(state, lane)
 

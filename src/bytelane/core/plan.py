@@ -8,12 +8,12 @@ from typing import NamedTuple
 import msgspec
 
 from bytelane.core.knobs import CreditWindow
-from bytelane.core.policy import Policy
-from bytelane.core.task import Pieces, SubTask
+from bytelane.core.policy import Policy, Stage
+from bytelane.core.task import Pieces, SubTask, label
 from bytelane.errors import InputError
 from bytelane.job import Job
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -44,12 +44,19 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     barrier: bool
     version: int = 1
     """Counts the plans of one run, so that two of them are never confused."""
+    gather_order: tuple[int, ...] = ()
+    """In two halves: all are reduce-scattered, and then gathered in this order. Empty: in one."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
             raise InputError(f"a plan of format {self.format}; this version reads {FORMAT}")
         _require_cover(self.tensor_bytes, [p for op in self.operations for p in op.parts])
+        if self.gather_order and sorted(self.gather_order) != [*range(len(self.operations))]:
+            raise InputError(
+                f"the plan must gather each of its {len(self.operations)} operations exactly once, "
+                f"not {list(self.gather_order)}"
+            )
 
     @classmethod
     def record(
@@ -59,9 +66,15 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         pieces: Pieces,
         messages: Sequence[Sequence[int]],
         version: int = 1,
+        gathered: Sequence[int] = (),
     ) -> "Plan":
-        """Write down in which order the scheduler started operations, and which ones together."""
+        """Write down in which order the scheduler started operations, and which ones together.
+
+        ``gathered``: the order in which it started their second halves, where they have some.
+        """
+        require_plannable(policy)
         parts = pieces.sub_tasks()
+        place = {piece: number for number, joined in enumerate(messages) for piece in joined}
         return cls(
             policy.name,
             tuple(tensor.bytes for tensor in job.tensors),
@@ -69,11 +82,13 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             policy.window,
             policy.barrier,
             version,
+            tuple(place[piece] for piece in gathered),
         )
 
     def fit_to(self, elements: Sequence[Element]) -> "Plan":
         """Cut between elements only, and give every kind of them operations of its own."""
-        operations = []
+        operations: list[Operation] = []
+        became = []
         for operation in self.operations:
             by_kind: dict[str, list[SubTask]] = {}
             for part in operation.parts:
@@ -81,12 +96,43 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
                 start, stop = part.start - part.start % size, part.stop - part.stop % size
                 if start < stop:
                     by_kind.setdefault(kind, []).append(SubTask(part.tensor, start, stop))
+            became.append(range(len(operations), len(operations) + len(by_kind)))
             operations += [Operation(tuple(ps), operation.lane) for ps in by_kind.values()]
+        gathered = tuple(number for old in self.gather_order for number in became[old])
+        return msgspec.structs.replace(self, operations=tuple(operations), gather_order=gathered)
+
+    def cut(self, most_bytes: int) -> "Plan":
+        """Cut what is larger than this into several operations, one after the other."""
+        operations = []
+        for operation in self.operations:
+            if operation.bytes <= most_bytes:
+                operations.append(operation)
+                continue
+            for part in operation.parts:
+                for start in range(part.start, part.stop, most_bytes):
+                    piece = SubTask(part.tensor, start, min(start + most_bytes, part.stop))
+                    operations.append(Operation((piece,), operation.lane))
         return msgspec.structs.replace(self, operations=tuple(operations))
 
     @property
     def pieces(self) -> Pieces:
         return Pieces.of([operation.parts for operation in self.operations])
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """What every operation goes through, without priorities: the plan has an order."""
+        if not self.gather_order:
+            return (Stage("all-reduce", (), self.window),)
+        return (
+            Stage("reduce-scatter", (), self.window, share=0.5),
+            Stage("all-gather", (), self.window, share=0.5, after_all=True),
+        )
+
+    def describe(self, number: int, names: Sequence[str]) -> str:
+        """Name what the scheduler starts under this number, for people."""
+        stage, operation = divmod(number, len(self.operations))
+        text = label(self.operations[operation].parts, names, self.tensor_bytes)
+        return f"{self.stages[stage].name} {text}" if self.gather_order else text
 
     def encode(self) -> bytes:
         """Return the bytes that travel between ranks."""
@@ -103,6 +149,19 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def digest(self) -> str:
         """Name the plan: equal plans, and only they, have the same digest."""
         return hashlib.sha256(self.encode()).hexdigest()
+
+
+def require_plannable(policy: Policy) -> None:
+    """Refuse what only a simulator can do: stages other than ours, and ideal links."""
+    in_one = len(policy.stages) == 1
+    in_halves = (
+        [stage.share for stage in policy.stages] == [0.5, 0.5]
+        and policy.stages[1].after_all
+        and policy.stages[1].window == policy.window
+        and policy.fusion_bytes is None  # what travels together must do so both times
+    )
+    if policy.after_backward or policy.preemptive or not (in_one or in_halves):
+        raise InputError(f"policy {policy.name} can be simulated, but not yet carried out for real")
 
 
 def bucket_plan(

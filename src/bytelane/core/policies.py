@@ -112,7 +112,7 @@ def _equal(job: Job) -> tuple[int, ...]:
 
 
 def _need(job: Job) -> tuple[int, ...]:
-    return tuple(tensor.needed_by for tensor in job.tensors)
+    return tuple(job.columns.needed_by.tolist())
 
 
 def _by_need(name: str, job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
@@ -156,7 +156,7 @@ def _merged_where_it_pays(job: Job, cluster: Cluster) -> tuple[int, ...]:
     Merge if the next gradient is ready before this group's last byte would have left, and either
     the group could not have started before that anyway or the wait is shorter than a start-up.
     """
-    start_up = cluster.link.overhead_s + cluster.link.latency_s
+    start_up = max(cluster.link.overhead_s, cluster.link.floor_s) + cluster.link.latency_s
     ready_s = _ready_times(job)
     groups = [0] * len(job.tensors)
     number, link_free, size, ready = 0, 0.0, 0, 0.0

@@ -61,6 +61,12 @@ class Policy(msgspec.Struct, frozen=True):
             return unit_pieces(job.columns.bytes, order, self.unit_bytes)
         return partition(job.columns.bytes, self.part_bytes)
 
+    def in_ready_order(self, job: Job) -> "Policy":
+        """Return the same pieces and windows without overtaking: what its order is worth."""
+        ready = (len(job.layers) - 1 - job.columns.complete_after).tolist()
+        stages = tuple(msgspec.structs.replace(s, priority=tuple(ready)) for s in self.stages)
+        return msgspec.structs.replace(self, stages=stages)
+
     @property
     def window(self) -> CreditWindow:
         """The window of the first stage, in which the decisions are made."""

@@ -4,20 +4,15 @@ Operations are numbered stage by stage, within a stage worker by worker (if ever
 own, as with a parameter server), within a worker piece by piece. Each such row is a lane.
 """
 
+from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
-from bytelane.core.kernel import (
-    CREDIT,
-    FUSION,
-    IN_ORDER,
-    NOTHING,
-    Ints,
-    State,
-    reset,
-)
+from bytelane.core.kernel import CREDIT, FUSION, IN_ORDER, NOTHING, Ints, State, reset
+from bytelane.core.knobs import CreditWindow
 from bytelane.core.plan import Plan
 from bytelane.core.policy import Policy
 from bytelane.core.task import Pieces
@@ -29,13 +24,13 @@ class _Rule(NamedTuple):
 
     urgency: Ints
     """Piece -> how urgent it is; 0 goes first."""
-    limit: int
     after_all: bool = False
 
 
 class _Relation(NamedTuple):
-    """Key -> values: where each key's values begin, and the values."""
+    """Key -> values: how many each key has, where they begin, and the values."""
 
+    counts: Ints
     begins: Ints
     values: Ints
 
@@ -44,33 +39,35 @@ def policy_state(policy: Policy, job: Job, *, workers: int = 1, own_lanes: bool 
     """Lay out a policy for some workers, which share collectives or have lanes of their own."""
     pieces = policy.cut(job)
     carried = _carried(pieces)
-    rules = [
-        _Rule(_most_urgent(stage.priority, carried), stage.window.limit, stage.after_all)
-        for stage in policy.stages
-    ]
-    return _lay_out(
+    state = _lay_out(
         pieces,
         carried,
-        rules,
+        [_Rule(_most_urgent(s.priority, carried), s.after_all) for s in policy.stages],
         tensors=len(job.tensors),
         workers=workers,
         copies=workers if own_lanes else 1,
-        fusion=policy.fusion_bytes or 0,
     )
+    state.counters[:, FUSION] = policy.fusion_bytes or 0
+    set_windows(state, [stage.window for stage in policy.stages])
+    return state
 
 
 def plan_state(plan: Plan, *, workers: int = 1) -> State:
-    """Lay out a plan: one lane, in which operations start in the order of their numbers."""
-    pieces = plan.pieces
-    order = np.arange(len(plan.operations), dtype=np.int64)
-    return _lay_out(
-        pieces,
-        _carried(pieces),
-        [_Rule(order, plan.window.limit)],
-        tensors=len(plan.tensor_bytes),
-        workers=workers,
-        in_order=True,
-    )
+    """Lay out a plan: a lane for each of its stages, in which operations start in its order."""
+    pieces, tensors = plan.pieces, len(plan.tensor_bytes)
+    orders = range(len(plan.operations)), plan.gather_order
+    places = map(np.argsort, orders)
+    rules = [_Rule(p, s.after_all) for p, s in zip(places, plan.stages, strict=False)]
+    state = _lay_out(pieces, _carried(pieces), rules, tensors=tensors, workers=workers)
+    state.counters[:, IN_ORDER] = 1
+    set_windows(state, [stage.window for stage in plan.stages])
+    return state
+
+
+def set_windows(state: State, windows: Sequence[CreditWindow]) -> None:
+    """Give every lane the window of its stage; all else stays, so this costs next to nothing."""
+    copies = state.counters.shape[0] // len(windows)
+    state.counters[:, CREDIT] = [window.limit for window in windows for _ in range(copies)]
 
 
 def _lay_out(
@@ -81,62 +78,54 @@ def _lay_out(
     tensors: int,
     workers: int,
     copies: int = 1,
-    fusion: int = 0,
-    in_order: bool = False,
 ) -> State:
-    count, stages = pieces.operation_count, len(rules)
-    lanes = stages * copies
-    counters = np.zeros((lanes, FUSION + 1), dtype=np.int64)
-    counters[:, CREDIT] = [rule.limit for rule in rules for _ in range(copies)]
-    counters[:, FUSION] = fusion
-    counters[:, IN_ORDER] = in_order
+    count = pieces.operation_count
+    lanes, behind_gates = len(rules) * copies, (len(rules) - 1) * copies * count
     # The first stage waits for gradients, the last one brings tensors home, of every worker.
-    first = last = _for_workers(carried, workers, copies, count, tensors)
-    if stages > 1:
-        last = _Pairs(first.operation + (stages - 1) * copies * count, first.tensor)
-    gate, openers, released = _gates(rules, copies, count)
+    first = _for_workers(carried, workers, copies, count, tensors)
     needed = _relation(first.tensor, first.operation, workers * tensors)
-    served = _relation(last.operation, last.tensor, lanes * count)
-    waits_for = np.bincount(first.operation, minlength=lanes * count)
-    if released.values.size:
-        waits_for[released.values] += 1
+    waits_for = np.bincount(first.operation)
+    served_from = _begins(waits_for)
+    if behind_gates:
+        waits_for = np.concatenate([waits_for, np.ones(behind_gates, dtype=np.int64)])
+        served_from = np.concatenate([np.zeros(behind_gates, dtype=np.int64), served_from])
+    gate, released = _gates(rules, copies, count)
     urgency, line_from, urgency_from = _lines(rules, copies, count)
-    servers = needed.begins[1:] - needed.begins[:-1]  # who takes from a tensor also brings it home
     stage, missing, queue = np.empty((3, lanes * count), dtype=np.int64)
     line_head, line_length, heap = np.empty((3, line_from.size), dtype=np.int64)
     state = State(
         size=_in_every(lanes, pieces.operation_bytes),
-        lane=np.repeat(np.arange(lanes), count),
-        lane_from=np.arange(lanes + 1) * count,
+        lane=np.arange(lanes).repeat(count),
+        lane_from=np.array([lane * count for lane in range(lanes + 1)]),
         urgency=urgency,
         line_from=line_from,
         urgency_from=urgency_from,
         needed_from=needed.begins,
         needed=needed.values,
-        served_from=served.begins,
-        served=served.values,
+        served_from=served_from,
+        served=first.tensor,
         gate=gate,
         released_from=released.begins,
         released=released.values,
         waits_for=waits_for,
-        servers=servers,
-        openers=openers,
+        servers=needed.counts,  # who takes from a tensor also brings it home
+        openers=released.counts,
         stage=stage,
         missing=missing,
-        operations_missing=np.empty_like(servers),
-        openers_missing=np.empty_like(openers),
+        operations_missing=needed.counts.copy(),
+        openers_missing=released.counts.copy(),
         queue=queue,
         line_head=line_head,
         line_length=line_length,
         heap=heap,
-        counters=counters,
+        counters=np.zeros((lanes, FUSION + 1), dtype=np.int64),
     )
     reset(state)
     return state
 
 
 class _Pairs(NamedTuple):
-    """Each operation with each tensor that it carries some of, once."""
+    """Each operation with each tensor that it carries some of, once; operations rise."""
 
     operation: Ints
     tensor: Ints
@@ -145,12 +134,13 @@ class _Pairs(NamedTuple):
 def _carried(pieces: Pieces) -> _Pairs:
     if pieces.operation.size == pieces.operation_count:  # one piece each: nothing is there twice
         return _Pairs(pieces.operation, pieces.tensor)
-    return _Pairs(*np.unique(np.stack([pieces.operation, pieces.tensor]), axis=1))
+    tensors = int(pieces.tensor.max()) + 1
+    return _Pairs(*np.divmod(np.unique(pieces.operation * tensors + pieces.tensor), tensors))
 
 
 def _most_urgent(priority: tuple[int, ...], carried: _Pairs) -> Ints:
-    """Number the priorities from 0; a piece is as urgent as the most urgent of its tensors."""
-    by_pair = _numbered(np.array(priority, dtype=np.int64))[carried.tensor]
+    """Return how urgent each piece is: as the most urgent of its tensors."""
+    by_pair = _numbered(priority)[carried.tensor]
     count = int(carried.operation[-1]) + 1 if by_pair.size else 0
     if by_pair.size == count:
         return by_pair
@@ -159,11 +149,14 @@ def _most_urgent(priority: tuple[int, ...], carried: _Pairs) -> Ints:
     return least
 
 
-def _numbered(priority: Ints) -> Ints:
+@lru_cache(maxsize=16)  # who turns knobs asks for the same order again and again
+def _numbered(priority: tuple[int, ...]) -> Ints:
+    """Number the priorities from 0."""
+    given = np.array(priority, dtype=np.int64)
     # Most policies count layers or tensors. Gaps cost an empty line each, and no sorting.
-    if priority.size and priority.min() >= 0 and priority.max() < 4 * priority.size:
-        return priority
-    numbers: Ints = np.unique(priority, return_inverse=True)[1]
+    if given.size and given.min() >= 0 and given.max() < 4 * given.size:
+        return given
+    numbers: Ints = np.unique(given, return_inverse=True)[1]
     return numbers
 
 
@@ -171,22 +164,26 @@ def _for_workers(carried: _Pairs, workers: int, copies: int, count: int, tensors
     """Repeat the pairs for every worker's tensors, and for its own operations if it has some."""
     if workers == 1:
         return carried
-    worker = np.repeat(np.arange(workers), carried.operation.size)
-    own = worker * count if copies > 1 else 0
+    worker = np.arange(workers)
+    if copies == 1:  # operation by operation, so that they rise
+        return _Pairs(
+            carried.operation.repeat(workers),
+            np.add.outer(carried.tensor, worker * tensors).ravel(),
+        )
     return _Pairs(
-        own + np.tile(carried.operation, workers),
-        worker * tensors + np.tile(carried.tensor, workers),
+        np.add.outer(worker * count, carried.operation).ravel(),
+        np.add.outer(worker * tensors, carried.tensor).ravel(),
     )
 
 
-def _gates(rules: list[_Rule], copies: int, count: int) -> tuple[Ints, Ints, _Relation]:
+def _gates(rules: list[_Rule], copies: int, count: int) -> tuple[Ints, _Relation]:
     """Put gates between the stages: one a piece, or one for all.
 
-    Returns each operation's gate, how many operations open each gate, and who is behind it.
+    Returns each operation's gate, and who is behind each gate: as many as lead to it.
     """
     if len(rules) == 1:
         nobody = np.zeros(0, dtype=np.int64)
-        return np.full(copies * count, NOTHING), nobody, _Relation(np.zeros(1, np.int64), nobody)
+        return np.full(copies * count, NOTHING), _Relation(nobody, np.zeros(1, np.int64), nobody)
     piece = _in_every(copies, np.arange(count))
     gate, behind = [], []
     gates = 0
@@ -195,9 +192,7 @@ def _gates(rules: list[_Rule], copies: int, count: int) -> tuple[Ints, Ints, _Re
         behind.append(np.arange(stage * piece.size, (stage + 1) * piece.size))
         gates += min(1, count) if rule.after_all else count
     leads_to = np.concatenate([*gate, np.full(piece.size, NOTHING)])
-    number = np.concatenate(gate)
-    openers = np.bincount(number, minlength=gates)
-    return leads_to, openers, _relation(number, np.concatenate(behind), gates)
+    return leads_to, _relation(np.concatenate(gate), np.concatenate(behind), gates)
 
 
 def _lines(rules: list[_Rule], copies: int, count: int) -> tuple[Ints, Ints, Ints]:
@@ -205,11 +200,12 @@ def _lines(rules: list[_Rule], copies: int, count: int) -> tuple[Ints, Ints, Int
 
     Returns each operation's urgency, where each line begins, and where each lane's urgencies do.
     """
-    lengths = [np.bincount(rule.urgency) for rule in rules for _ in range(copies)]
+    urgencies = [rule.urgency for rule in rules for _ in range(copies)]
+    lengths = [np.bincount(urgency) for urgency in urgencies]
     urgency_from = np.array([0, *accumulate(length.size for length in lengths)])
-    urgency = np.concatenate([rule.urgency for rule in rules for _ in range(copies)])
-    if len(lengths) > 1:
-        urgency += np.repeat(urgency_from[:-1], count)
+    if len(urgencies) == 1:
+        return urgencies[0], _begins(lengths[0]), urgency_from
+    urgency = np.concatenate(urgencies) + urgency_from[:-1].repeat(count)
     return urgency, _begins(np.concatenate(lengths)), urgency_from
 
 
@@ -224,7 +220,7 @@ def _begins(lengths: Ints) -> Ints:
 
 
 def _relation(keys: Ints, values: Ints, count: int) -> _Relation:
-    begins = _begins(np.bincount(keys, minlength=count))
-    if (keys[1:] >= keys[:-1]).all():  # they are most of the time, and sorting is most of the cost
-        return _Relation(begins, values)
-    return _Relation(begins, values[np.argsort(keys, kind="stable")])
+    counts = np.bincount(keys, minlength=count)
+    if (keys[1:] < keys[:-1]).any():  # most of the time they rise, and sorting is most of the cost
+        values = values[np.argsort(keys, kind="stable")]
+    return _Relation(counts, _begins(counts), values)

@@ -75,9 +75,10 @@ def partition(tensor_bytes: Ints | Sequence[int], part_bytes: int | None) -> Pie
     if part_bytes < 1:
         raise InputError(f"a part of {part_bytes} bytes cannot hold anything; use 1 or more")
     counts = -(-whole // part_bytes)
-    tensor = np.repeat(np.arange(whole.size, dtype=np.int64), counts)
+    tensor = np.arange(whole.size, dtype=np.int64).repeat(counts)
     number = np.arange(tensor.size, dtype=np.int64)
-    start = (number - np.repeat(counts.cumsum() - counts, counts)) * part_bytes
+    first = counts.cumsum() - counts
+    start = (number - first[tensor]) * part_bytes
     return Pieces(number, tensor, start, np.minimum(start + part_bytes, whole[tensor]))
 
 

@@ -1,11 +1,16 @@
-"""Fit a link's rate, overhead and latency to the times of messages.
+"""Fit a link's rate, overhead, latency and floor to the times of messages.
 
-A message of S bytes occupies the link for ``overhead + factor * S / rate``; its end is known a
-latency later. Alone, it takes both. With several in flight a latency hides behind the next
+A message of S bytes occupies the link for ``max(floor, overhead + factor * S / rate)``; its end is
+known a latency later. Alone, it takes both. With several in flight a latency hides behind the next
 message, if that is long enough.
+
+Where it is settled which sizes are held up by the floor and which latencies are hidden, every time
+is a sum of slope, overhead, floor and latency, each a known number of times: linear least squares.
+Small messages vary most, so times count by how sure they are; else noise would bend the slope.
 """
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +21,11 @@ from bytelane.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 
-# Gloo starts operations in order, and never has more than two on the wire.
-GLOO_AT_ONCE = 2
-# Slope, overhead and latency: any of them is left out where it would come out negative.
-_COLUMNS = ([0, 1, 2], [0, 1], [0, 2], [1, 2], [0], [1], [2])
+# Slope, overhead, floor and latency: any of them is left out where it would come out negative.
+_COLUMNS = [list(some) for count in (4, 3, 2, 1) for some in combinations(range(4), count)]
+# No network is as simple as its model: however sure a time is, it may be missed by this.
+MISFIT = 0.03
+ROUNDING = 1e-6
 
 
 class Sample(NamedTuple):
@@ -31,55 +37,96 @@ class Sample(NamedTuple):
     """How many there were in a row."""
     seconds: float
     """Per message."""
+    uncertainty: float = 0.0
+    """By what fraction that may be wrong: one standard error."""
+
+
+class _Table(NamedTuple):
+    """Samples as columns."""
+
+    size: Floats
+    in_flight: Floats
+    messages: Floats
+    seconds: Floats
+    uncertainty: Floats
+
+    @property
+    def tolerance_s(self) -> Floats:
+        return self.seconds * np.hypot(self.uncertainty, MISFIT)
+
+    def predict_s(self, link_s: Floats) -> Floats:
+        slope, overhead_s, floor_s, latency_s = link_s.tolist()
+        occupied_s = np.maximum(floor_s, overhead_s + slope * self.size)
+        messages, latencies = self.counts(occupied_s, latency_s)
+        total_s: Floats = messages * occupied_s + latencies * latency_s
+        return total_s
+
+    def counts(self, occupied_s: Floats, latency_s: float) -> tuple[Floats, Floats]:
+        """Return how many messages and latencies there are one after the other, for each sent."""
+        rounds = np.ceil(self.messages / self.in_flight)
+        in_last_round = self.messages - (rounds - 1) * self.in_flight
+        # Either the link never rests until the last message, or each round waits for a latency.
+        serial = rounds + in_last_round - 1
+        waits = latency_s * (rounds - 1) >= occupied_s * (self.messages - serial)
+        messages = np.where(waits, serial, self.messages)
+        return messages / self.messages, np.where(waits, rounds, 1) / self.messages
 
 
 def fit_link(samples: Sequence[Sample], wire_factor: float) -> Link:
-    """Find the link that misses these times by least, relatively and squared."""
-    times = np.array([sample.seconds for sample in samples])
-    latest = np.array([1.0, 0.0, 0.0])
-    for _ in range(50):  # until it does not change any more which latencies are hidden
-        rows = _rows(samples, latest)
-        found = _least_squares(rows / times[:, None])
-        if np.allclose(found, latest, rtol=1e-12, atol=0):
-            break
-        latest = found
-    slope, overhead_s, latency_s = (float(value) for value in found)
-    if not slope > 0:
+    """Find the link that misses these times by least, squared and by what each may be missed."""
+    table = _columns(samples)
+    best, least = np.zeros(4), np.inf
+    for smallest_free in np.unique(table.size):
+        found = _fit_above(smallest_free, table)
+        missed = _missed((table.predict_s(found) - table.seconds) / table.tolerance_s)
+        if missed < least:
+            best, least = found, missed
+    slope, overhead_s, floor_s, latency_s = best.tolist()
+    largest_s, smallest_s = overhead_s + slope * table.size.max(), max(overhead_s, floor_s)
+    if not largest_s > (1 + ROUNDING) * smallest_s:
         raise InputError("larger messages were not slower: the measurement is too noisy for a fit")
-    return Link(wire_factor / slope, overhead_s, latency_s)
+    return Link(wire_factor / slope, overhead_s, latency_s, floor_s)
 
 
 def relative_errors(link: Link, samples: Sequence[Sample], wire_factor: float) -> tuple[float, ...]:
     """Return by what fraction the link's predictions are too long."""
-    link_s = np.array([wire_factor / link.rate, link.overhead_s, link.latency_s])
-    predicted = _rows(samples, link_s) @ link_s
-    return tuple((predicted / [s.seconds for s in samples] - 1).tolist())
+    link_s = np.array([wire_factor / link.rate, link.overhead_s, link.floor_s, link.latency_s])
+    table = _columns(samples)
+    return tuple((table.predict_s(link_s) / table.seconds - 1).tolist())
 
 
-def _rows(samples: Sequence[Sample], link_s: Floats) -> Floats:
-    """Return the coefficients of slope, overhead and latency in each message's time."""
-    return np.array([_row(sample, link_s) for sample in samples])
+def _columns(samples: Sequence[Sample]) -> _Table:
+    return _Table(*np.array(samples, dtype=np.float64).T)
 
 
-def _row(sample: Sample, link_s: Floats) -> Floats:
-    in_flight = min(sample.in_flight, GLOO_AT_ONCE)
-    rounds = -(-sample.messages // in_flight)
-    # Either the link never rests until the last message, or each round waits for a latency.
-    busy = np.array([sample.messages * sample.size, sample.messages, 1])
-    sent = rounds + in_flight - 1
-    waiting = np.array([sent * sample.size, sent, rounds])
-    longer = busy if busy @ link_s > waiting @ link_s else waiting
-    return longer / sample.messages
+def _fit_above(smallest_free: float, table: _Table) -> Floats:
+    """Fit as if the floor held up exactly the sizes below this one."""
+    floored = table.size < smallest_free
+    occupied = np.stack([np.where(floored, 0, table.size), ~floored, floored])
+    latest = np.array([1.0, 0.0, 0.0, 0.0])
+    for _ in range(50):  # until it does not change any more which latencies are hidden
+        messages, latencies = table.counts(latest[:3] @ occupied, float(latest[3]))
+        rows = np.stack([*(messages * occupied), latencies], axis=1)
+        found = _least_squares(rows / table.tolerance_s[:, None], table.seconds / table.tolerance_s)
+        if np.allclose(found, latest, rtol=1e-12, atol=0):
+            break
+        latest = found
+    return found
 
 
-def _least_squares(rows: Floats) -> Floats:
-    """Solve rows @ x = 1 with no x negative, by trying what may be zero."""
-    wanted = np.ones(len(rows))
-    best, least = np.zeros(3), np.inf
+def _least_squares(rows: Floats, wanted: Floats) -> Floats:
+    """Solve rows @ x = wanted with no x negative, by trying what may be zero."""
+    best, least = np.zeros(4), np.inf
     for columns in _COLUMNS:
-        found = np.zeros(3)
+        found = np.zeros(4)
         found[columns] = np.linalg.lstsq(rows[:, columns], wanted, rcond=None)[0]
-        missed = float(np.sum((rows @ found - wanted) ** 2))
+        missed = _missed(rows @ found - wanted)
         if found.min() >= 0 and missed < least:
             best, least = found, missed
+            if len(columns) == len(found):
+                break  # nothing has to be left out
     return best
+
+
+def _missed(by: Floats) -> float:
+    return float(by @ by)

@@ -3,8 +3,9 @@
 import itertools
 import time
 from collections.abc import Sequence
-from statistics import median
-from typing import TYPE_CHECKING
+from math import sqrt
+from statistics import median, stdev
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -14,13 +15,27 @@ from bytelane.measure.fit import Sample, fit_link, relative_errors
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-SIZES = tuple(2**k for k in range(12, 23))
-IN_FLIGHT = (1, 2, 4)
-# Smaller messages cost what starting one costs, whatever their size. No line goes through that, and
-# no scheduler sends such pieces.
-FITTED_FROM = 2**16
-MESSAGES = 4
-LEAST_ROUNDS, MOST_ROUNDS = 3, 25
+
+class Send(Protocol):
+    """Sends so many messages of one size, so many at a time; returns the seconds that it took."""
+
+    def __call__(
+        self, group: "dist.ProcessGroup", size: int, messages: int, in_flight: int
+    ) -> float: ...
+
+
+# Dense where a message begins to take longer than the floor. Every other one is enough for a fit.
+SIZES = tuple(2**k for k in (12, 14, 16, 17, 18, 19, 20, 21, 22))
+FEW_SIZES = tuple(2**k for k in (14, 17, 19, 20, 21))
+# Gloo never has more than two on the wire: with three or four in flight the times are the same.
+IN_FLIGHT = (1, 2)
+# The times of small messages vary most, so there are more of them in a row. Together they are
+# large beside what a shaped link lets through at once after a pause.
+ROW_BYTES = 2**22
+LEAST_MESSAGES, MOST_MESSAGES = 4, 16
+LEAST_ROUNDS, MOST_ROUNDS = 3, 500
+# A time whose standard error is a smaller fraction of it needs no more rounds.
+SURE = 0.01
 
 
 class NetworkProfile(msgspec.Struct, frozen=True):
@@ -40,22 +55,23 @@ class NetworkProfile(msgspec.Struct, frozen=True):
 
 def profile_network(group: "dist.ProcessGroup", budget_s: float = 20.0) -> NetworkProfile:
     """Time all-reduces for about so long; every rank of the group must call this."""
-    samples = take_samples(group, SIZES, IN_FLIGHT, budget_s)
+    samples = take_samples(group, SIZES, IN_FLIGHT, budget_s, all_reduce_row)
     workers = group.size()
     factor = Cluster(workers, Link(1.0)).wire_factor
-    counted = [sample for sample in samples if sample.size >= FITTED_FROM]
     return NetworkProfile(
         workers=workers,
-        link=fit_link(counted, factor),
+        link=fit_link(samples, factor),
         samples=tuple(samples),
-        errors=held_out_errors(counted, factor),
+        errors=held_out_errors(samples, factor),
     )
 
 
-def measure_link(group: "dist.ProcessGroup") -> tuple[Link, list[Sample]]:
-    """Fit a link quickly, to few sizes; every rank of the group must call this."""
-    sizes = (2**16, 2**18, 2**19, 2**20, 2**21)
-    samples = take_samples(group, sizes, (1, 2), budget_s=1.0)
+def measure_link(group: "dist.ProcessGroup", send: Send | None = None) -> tuple[Link, list[Sample]]:
+    """Fit a link quickly, to few sizes; every rank of the group must call this.
+
+    ``send`` sends a row of messages in a way of one's own.
+    """
+    samples = take_samples(group, FEW_SIZES, IN_FLIGHT, budget_s=1.0, send=send or all_reduce_row)
     return fit_link(samples, Cluster(group.size(), Link(1.0)).wire_factor), samples
 
 
@@ -67,30 +83,44 @@ def held_out_errors(samples: Sequence[Sample], wire_factor: float) -> tuple[floa
 
 
 def take_samples(
-    group: "dist.ProcessGroup", sizes: Sequence[int], in_flight: Sequence[int], budget_s: float
+    group: "dist.ProcessGroup",
+    sizes: Sequence[int],
+    in_flight: Sequence[int],
+    budget_s: float,
+    send: Send,
 ) -> list[Sample]:
-    """Time every size with every number in flight, in turns, each for its share of the budget.
+    """Time every size with every number in flight, in turns, until all are sure or time is up.
 
     A time is that of the slowest rank, so all ranks see the same times and stop together.
     """
-    share_s = budget_s / len(sizes) / len(in_flight)
-    times: dict[tuple[int, int], list[float]] = {}
+    times: dict[tuple[int, int], list[float]] = {
+        cell: [] for cell in itertools.product(sizes, in_flight)
+    }
+    spent_s = 0.0
     for done in range(MOST_ROUNDS):
-        for size, count in itertools.product(sizes, in_flight):
-            found = times.setdefault((size, count), [])
-            if done < LEAST_ROUNDS or sum(found) + found[0] < share_s:
-                found.append(_slowest(_time(group, size, count), group))
+        for (size, count), found in times.items():
+            if done < LEAST_ROUNDS or (spent_s < budget_s and _uncertainty(found) > SURE):
+                found.append(_slowest(send(group, size, _messages(size), count), group))
+                spent_s += found[-1]
     return [
-        Sample(size, count, MESSAGES, median(found) / MESSAGES)
-        for (size, count), found in times.items()
+        Sample(size, n, _messages(size), median(found) / _messages(size), _uncertainty(found))
+        for (size, n), found in times.items()
     ]
 
 
-def _time(group: "dist.ProcessGroup", size: int, in_flight: int) -> float:
-    """Send several messages with at most so many under way."""
+def _uncertainty(times: Sequence[float]) -> float:
+    return stdev(times) / sqrt(len(times)) / median(times)
+
+
+def _messages(size: int) -> int:
+    return max(LEAST_MESSAGES, min(ROW_BYTES // size, MOST_MESSAGES))
+
+
+def all_reduce_row(group: "dist.ProcessGroup", size: int, messages: int, in_flight: int) -> float:
+    """Send a row of messages with at most so many under way, and return the seconds it took."""
     import torch
 
-    tensors = [torch.zeros(size // 4) for _ in range(MESSAGES)]
+    tensors = [torch.zeros(size // 4) for _ in range(messages)]
     group.barrier().wait()
     began = time.perf_counter()
     under_way: list[dist.Work] = []

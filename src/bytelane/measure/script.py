@@ -53,7 +53,7 @@ def profile_script(
     watch = _Watch(iterations, warmup, say)
     with watch, Finder(watch.begin):
         try:
-            _run(script, arguments)
+            run_script(script, arguments)
         except Stop as end:
             if end.reason is not None:
                 raise end.reason from None
@@ -149,7 +149,7 @@ class _Watch:
         return make_profile(script.stem, found, tensors, self._mark_s, notes)
 
 
-def _run(script: Path, arguments: Sequence[str]) -> None:
+def run_script(script: Path, arguments: Sequence[str]) -> None:
     """Run it as Python would."""
     with (
         replaced(sys, "argv", [str(script), *arguments]),

@@ -46,12 +46,17 @@ def _draw_bars(axes: "Axes", found: dict[str, Simulation]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     _write_column(axes, 1.09, "iteration", [f"{whole:.1f} ms" for whole in total])
     gains = [gain_percent(found["fifo"].iteration_s, one.iteration_s) for one in found.values()]
-    _write_column(axes, 1.2, "over fifo", [f"{gain:+.1f} %" for gain in gains])
+    _write_column(axes, 1.2, "over fifo", [format_gain(gain) for gain in gains])
 
 
 def gain_percent(before_s: float, after_s: float) -> float:
     """Return how much faster the second is, in per cent of the speed of the first."""
     return 100 * (before_s / after_s - 1) if after_s else 0.0
+
+
+def format_gain(percent: float) -> str:
+    """Print a gain with its sign; what is rounded to nothing has none to speak of."""
+    return f"{round(percent, 1) + 0.0:+.1f} %"  # adding zero makes 0.0 of -0.0
 
 
 def _write_column(axes: "Axes", right: float, title: str, cells: list[str]) -> None:

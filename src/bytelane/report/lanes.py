@@ -62,7 +62,7 @@ def draw_computing(axes: "Axes", panel: Panel) -> None:
 def draw_lines(axes: "Axes", panel: Panel) -> None:
     """Draw for each layer when its gradient is ready, its transfers, its slack, and its use."""
     line = panel.each_time(np.arange(panel.lines))
-    ready, arrived, needed, used = (MS * panel.repeated(moments) for moments in panel.slack[1:])
+    ready, arrived, needed, used = (MS * panel.repeated(moments) for moments in panel.slack[1:5])
     late = arrived > needed
     # Strokes of many lines must not grow together to a surface.
     width = min(1.0, max(0.35, 14 / max(1, panel.lines)))

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bytelane.core import Plan
 from bytelane.core.kernel import Ints
 from bytelane.sim import Simulation
 from bytelane.sim.accounts import Messages, messages
@@ -54,10 +53,7 @@ class Panel(NamedTuple):
 
     @property
     def stages(self) -> list[str]:
-        schedule = self.found.schedule
-        if isinstance(schedule, Plan):
-            return ["all-reduce"]
-        return [stage.name for stage in schedule.stages]
+        return [stage.name for stage in self.found.schedule.stages]
 
     def repeated(self, moments_s: Floats) -> Floats:
         """Return these moments of every iteration that is shown."""

@@ -78,6 +78,7 @@ def heading(job: Job, cluster: Cluster) -> str:
         workers += f" (the slowest computes {max(cluster.compute_factors):g} times as long)"
     servers = f"{cluster.servers} server{'s' if cluster.servers != 1 else ''}"
     beside = f"{servers} beside them" if cluster.colocated else f"{servers} apart"
+    beside += " on the same links" if cluster.shared_link else ""
     how = "all-reduce" if cluster.sync == "allreduce" else beside
     size = format_bytes(job.total_bytes)
     return f"{plain(job.name)}: {size} in {tensors}\n{workers}, {how}, {cluster.link}"

@@ -60,6 +60,7 @@ PLACE = (
     Axis("bandwidth", "bandwidth_bit_per_s", lambda s: s.cluster.link.rate * 8, _show_bits),
     Axis("overhead", "overhead_ms", lambda s: s.cluster.link.overhead_s * 1000, _show_ms, usual=0),
     Axis("latency", "latency_ms", lambda s: s.cluster.link.latency_s * 1000, _show_ms, usual=0),
+    Axis("floor", "floor_ms", lambda s: s.cluster.link.floor_s * 1000, _show_ms, usual=0),
 )
 SCHEDULE = (
     Axis("policy", "policy", lambda s: s.policy, is_number=False),
@@ -97,6 +98,7 @@ def record(answer: Answer) -> dict[str, Any]:
     setting = answer.setting
     return {axis.key: axis.value(setting) for axis in AXES} | {
         "colocated": setting.cluster.colocated if setting.cluster.servers else None,
+        "shared_link": setting.cluster.shared_link if setting.cluster.servers else None,
         "iteration_ms": answer.iteration_s * 1000,
         "compute_ms": answer.compute_s * 1000,
         "communication_ms": answer.communication_s * 1000,

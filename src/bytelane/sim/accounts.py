@@ -1,4 +1,6 @@
-"""The books of one steady iteration: how long each resource was busy, and what each link carried.
+"""The books of an iteration: how long each resource was busy, and what each link carried.
+
+With jitter they are means over all iterations that were measured.
 
 Bytes are payload: parameters and gradients, without headers or anything that a message costs beside
 them. A link's two directions are counted apart.
@@ -9,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from bytelane.cluster import Cluster
-from bytelane.core import Plan
 from bytelane.job import Job
-from bytelane.sim.engine import Simulation
-from bytelane.sim.layout import Floats
-from bytelane.sim.steady import by_stage, simulated_worker, steady
+from bytelane.sim.engine import KEPT, Simulation
+from bytelane.sim.layout import Floats, Moments
+from bytelane.sim.steady import by_stage, simulated_worker, steady, whole_iterations
+from bytelane.sim.story import link_shares
 
 
 class Use(NamedTuple):
@@ -21,6 +23,8 @@ class Use(NamedTuple):
 
     busy_s: float
     idle_s: float
+    spread_s: float = 0.0
+    """Standard deviation of the idle time over iterations; zero without jitter."""
 
     @property
     def busy_share(self) -> float:
@@ -38,7 +42,8 @@ class Accounts(NamedTuple):
     compute: Use
     up: Use
     down: Use
-    """Of its link; one and the same if workers all-reduce, which uses both directions at once."""
+    """Of its link; one and the same where a transfer uses both directions at once: an all-reduce,
+    or a push and a pull if the servers share the workers' links."""
 
 
 class Traffic(NamedTuple):
@@ -64,24 +69,17 @@ class Messages(NamedTuple):
 
 def accounts(found: Simulation, worker: int = 0) -> Accounts:
     """Tell how long a worker's computing and link were busy in an iteration, and idle."""
+    by_resource = zip(*accounts_by_iteration(found, worker), strict=True)
+    return Accounts(*map(_mean, by_resource))
+
+
+def accounts_by_iteration(found: Simulation, worker: int = 0) -> list[Accounts]:
+    """Tell that of every iteration that was seen whole: one, or with jitter many."""
     if found.log is None:
         link = _use(found.communication_s, found.iteration_s)
-        return Accounts(_use(found.compute_s, found.iteration_s), link, link)
-    log, own = found.log, simulated_worker(found, worker)
-    start, end = log.iteration_start[own, -3:-1].tolist()
-    # What was sent for the iteration before may still occupy the link in this one.
-    begins, ends = by_stage(found, log.sending, worker), by_stage(found, log.sent, worker)
-    up, down = (np.array(shares) > 0 for shares in _shares(found))
-    return Accounts(
-        *(
-            _use(_covered(starts, stops, start, end), end - start)
-            for starts, stops in (
-                (log.step_start[:, own], log.step_end[:, own]),
-                (begins[:, up], ends[:, up]),
-                (begins[:, down], ends[:, down]),
-            )
-        )
-    )
+        return [Accounts(_use(found.compute_s, found.iteration_s), link, link)]
+    iterations = range(whole_iterations(found))
+    return [_accounts_in(found, found.log.last(KEPT, back), worker) for back in iterations[::-1]]
 
 
 def workers_accounts(found: Simulation) -> list[Accounts]:
@@ -109,27 +107,36 @@ def link_traffic(job: Job, cluster: Cluster) -> tuple[Traffic, ...]:
 
 def messages(found: Simulation, worker: int = 0) -> Messages:
     """Tell what a worker's link carried and when, for that worker alone."""
-    one = steady(found, worker)
-    size = np.bincount(found.pieces.operation, found.pieces.stop - found.pieces.start)
-    factor = found.cluster.wire_factor
-    if found.cluster.sync == "ps":
-        factor = min(factor, 1.0)  # beyond that it is the server's link that carries more
-    up, down = (factor * np.multiply.outer(shares, size).ravel() for shares in _shares(found))
+    one, size = steady(found, worker), found.pieces.operation_bytes
+    shares = link_shares(found.schedule, found.cluster)
+    up, down = (np.multiply.outer(share, size).ravel() for share in shares)
     happened = ~np.isnan(one.sent.ravel())
     return Messages(
         *(column.ravel()[happened] for column in (one.sending, one.sent, up, down)),
     )
 
 
-def _shares(found: Simulation) -> tuple[list[float], list[float]]:
-    """Return how much of a transfer each stage sends up, and how much it brings down."""
-    if isinstance(found.schedule, Plan):
-        return [1.0], [1.0]
-    stages = found.schedule.stages
-    if found.cluster.sync == "allreduce":
-        return [stage.share for stage in stages], [stage.share for stage in stages]
-    up = [stage.share if stage.link == 0 else 0.0 for stage in stages]
-    return up, [stage.share - sent for stage, sent in zip(stages, up, strict=True)]
+def _accounts_in(found: Simulation, log: Moments, worker: int) -> Accounts:
+    own = simulated_worker(found, worker)
+    start, end = log.iteration_start[own, -3:-1].tolist()
+    # What was sent for the iteration before may still occupy the link in this one.
+    begins, ends = by_stage(found, log.sending, worker), by_stage(found, log.sent, worker)
+    up, down = (np.array(share) > 0 for share in link_shares(found.schedule, found.cluster))
+    return Accounts(
+        *(
+            _use(_covered(starts, stops, start, end), end - start)
+            for starts, stops in (
+                (log.step_start[:, own], log.step_end[:, own]),
+                (begins[:, up], ends[:, up]),
+                (begins[:, down], ends[:, down]),
+            )
+        )
+    )
+
+
+def _mean(uses: tuple[Use, ...]) -> Use:
+    busy, idle, _ = np.array(uses).T
+    return Use(float(busy.mean()), float(idle.mean()), float(idle.std()))
 
 
 def _use(busy_s: float, iteration_s: float) -> Use:
@@ -138,6 +145,7 @@ def _use(busy_s: float, iteration_s: float) -> Use:
 
 def _covered(starts: Floats, ends: Floats, start: float, end: float) -> float:
     """Return how much of a window these stretches cover; they are equal or do not overlap."""
-    happened = ~np.isnan(starts)
-    stretches = np.unique(np.stack([starts[happened], ends[happened]]).clip(start, end), axis=1)
-    return float((stretches[1] - stretches[0]).sum())
+    begins, stops = starts.clip(start, end), ends.clip(start, end)
+    inside = stops > begins  # never true of what did not happen
+    once, row = np.unique(begins[inside], return_index=True)
+    return float((stops[inside][row] - once).sum())

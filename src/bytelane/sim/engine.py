@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from bytelane.cluster import Cluster
-from bytelane.core import Pieces, Plan, Policy
-from bytelane.core.kernel import State
+from bytelane.core import Pieces, Plan, Policy, require_plannable
+from bytelane.core.kernel import FUSION, State
 from bytelane.core.table import plan_state, policy_state
 from bytelane.errors import InputError
 from bytelane.job import Job
@@ -21,13 +21,14 @@ from bytelane.sim.layout import (
     ITERATIONS_WITH_JITTER,
     Jitter,
     Moments,
+    computing_s,
     in_seconds,
     lay_out,
     make_log,
     make_now,
     step_durations_s,
 )
-from bytelane.sim.story import compute_spans, transfer_spans
+from bytelane.sim.story import compute_spans, link_shares, link_use, transfer_spans
 from bytelane.trace import Trace
 
 Run = Callable[[State, Work, Now, Log], None]
@@ -40,6 +41,8 @@ ITERATIONS = 4
 ITERATIONS_UNTIL_IN_STEP = 16
 # The trace shows two of them and what was still on the link when the first began.
 KEPT = 3
+# With jitter one iteration tells little: all that are measured, and the one before.
+KEPT_WITH_JITTER = ITERATIONS_WITH_JITTER // 2 + 1
 # Loading compiled code costs as much as interpreting this many steps and operations (0.5 s).
 WORTH_COMPILING = 8000
 
@@ -85,30 +88,32 @@ class Simulation(msgspec.Struct, frozen=True):
     @property
     def trace(self) -> Trace:
         """The first worker's last iterations; transfers are complete for all but the last."""
-        log = self._need_log()
+        log = self._need_log().last(KEPT)
         starts = log.iteration_start[0, -1 - KEPT :] - log.iteration_start[0, -1 - KEPT]
-        if isinstance(self.schedule, Plan):
-            stages = ["all-reduce"]
-        else:
-            stages = [stage.name for stage in self.schedule.stages]
+        stages = [stage.name for stage in self.schedule.stages]
         copies = log.iteration_start.shape[0] if self.cluster.sync == "ps" else 1
         sent = transfer_spans(self.job, self.pieces, log, stages, copies)
         spans = (*compute_spans(self.job, log), *sent)
-        return Trace("simulator", spans, dict(enumerate(starts.tolist())))
+        shares = link_shares(self.schedule, self.cluster)
+        link = tuple(link_use(self.pieces, log, shares, copies))
+        return Trace("simulator", spans, dict(enumerate(starts.tolist())), link)
 
     def plan(self, version: int = 1) -> Plan:
         """Write down in which order the operations were launched."""
         if isinstance(self.schedule, Plan):
             return msgspec.structs.replace(self.schedule, version=version)
-        if len(self.schedule.stages) > 1:
-            raise InputError(f"{self.policy} has several stages; a plan can hold one")
-        begins = self._need_log().sending[0]
+        log = self._need_log()
+        require_plannable(self.schedule)
+        begins = log.last(KEPT).sending[0].reshape(len(self.schedule.stages), -1)
+        order, *gathered = np.argsort(begins, kind="stable").tolist()
         messages: dict[float, list[int]] = {}
-        for operation in np.argsort(begins, kind="stable").tolist():
+        for operation in order:
             # Operations that begin together on a serial link are one message.
-            key = begins[operation] if self.schedule.fusion_bytes else operation
+            key = begins[0, operation] if self.schedule.fusion_bytes else operation
             messages.setdefault(key, []).append(operation)
-        return Plan.record(self.schedule, self.job, self.pieces, list(messages.values()), version)
+        return Plan.record(
+            self.schedule, self.job, self.pieces, list(messages.values()), version, *gathered
+        )
 
     def _need_log(self) -> Moments:
         if self.log is None:
@@ -131,12 +136,12 @@ def simulate(
     step_s = step_durations_s(job, cluster, workers, jitter)
     state = _state(job, cluster, schedule, workers)
     work, ticks_per_s = lay_out(job, cluster, schedule, state, step_s)
-    iterations = ITERATIONS if workers == 1 else ITERATIONS_UNTIL_IN_STEP
+    iterations, kept = ITERATIONS if workers == 1 else ITERATIONS_UNTIL_IN_STEP, KEPT
     if jitter is not None:
-        iterations = ITERATIONS_WITH_JITTER
-    log = make_log(work, iterations, KEPT)
+        iterations, kept = ITERATIONS_WITH_JITTER, KEPT_WITH_JITTER
+    log = make_log(work, iterations, kept)
     size = workers * (step_s.shape[2] + state.size.size) * iterations // ITERATIONS
-    _runner(engine, size)(state, work, make_now(job, work, workers), log)
+    find_runner(engine, size)(state, work, make_now(job, state, work), log)
     times_s = np.diff(log.iteration_start, axis=1)[:, iterations // 2 :] / ticks_per_s
     return Simulation(
         job=job,
@@ -144,47 +149,31 @@ def simulate(
         schedule=schedule,
         iteration_s=float(times_s.mean(axis=1).max()),
         spread_s=float(times_s.mean(axis=0).std()) if jitter else 0.0,
-        compute_s=float(step_s.sum(axis=2).mean(axis=0).max()),
-        communication_s=_busiest_link(work, state, log) / ticks_per_s,
+        compute_s=computing_s(step_s),
+        communication_s=busiest_link_ticks(work, state, log) / ticks_per_s,
         log=in_seconds(log, ticks_per_s),
         pieces=_pieces(job, schedule),
     )
 
 
-def evaluate(job: Job, cluster: Cluster, policy: Policy, engine: Engine = "compiled") -> float:
-    """Return just the iteration time in seconds, as fast as possible: for tuners and sweeps."""
-    if len(set(cluster.compute_factors)) > 1 or policy.preemptive:
-        return simulate(job, cluster, policy, engine).iteration_s
-    # From the start of a backward pass to the next one, all that matters happens just once.
-    backward = 2 * len(job.layers)
-    state = _state(job, cluster, policy, workers=1)
-    work, ticks_per_s = lay_out(
-        job, cluster, policy, state, step_durations_s(job, cluster, 1, None), backward
-    )
-    now, log = make_now(job, work, workers=1), make_log(work, iterations=1, kept=0)
-    now.counters[:, kernel.STEP] = backward
-    _runner(engine, 0)(state, work, now, log)
-    return float(log.iteration_start[0, 1]) / ticks_per_s
-
-
 def _optimum(job: Job, cluster: Cluster, policy: Policy, jitter: Jitter | None) -> Simulation:
     if jitter is not None:
         raise InputError("the optimum is computed exactly, without jitter; leave that out")
-    bytes_s = cluster.wire_factor * job.total_bytes / cluster.link.rate
+    bytes_s = cluster.load_factor * job.total_bytes / cluster.link.rate
     return Simulation(
         job=job,
         cluster=cluster,
         schedule=policy,
         iteration_s=optimal_iteration_s(job, cluster),
         spread_s=0.0,
-        compute_s=float(step_durations_s(job, cluster, 1, None).sum()),
+        compute_s=computing_s(step_durations_s(job, cluster, 1, None)),
         communication_s=bytes_s,
         log=None,
         pieces=_pieces(job, policy),
     )
 
 
-def _runner(engine: Engine, size: int) -> Run:
+def find_runner(engine: Engine, size: int) -> Run:
     """Return the kernel's loop, compiled or as it stands: the results are the same bit for bit."""
     if engine == "interpreted" or (engine == "auto" and not _worth_compiling(size)):
         return kernel.run
@@ -212,11 +201,16 @@ def _state(job: Job, cluster: Cluster, schedule: Policy | Plan, workers: int) ->
     return plan_state(schedule, workers=workers)
 
 
-def _busiest_link(work: Work, state: State, log: Log) -> float:
-    """Return for how many ticks it is occupied in an iteration."""
-    if not log.sent.size:
-        return 0.0
-    link, began, ended = work.link[state.lane], log.sending[0], log.sent[0]
-    # What travels in one message is on the link at the same time, and counts once.
-    _, once = np.unique(np.stack([link, began]), axis=1, return_index=True)
-    return float(np.bincount(link[once], (ended - began)[once]).max())
+def busiest_link_ticks(work: Work, state: State, log: Log) -> float:
+    """Return how long it is occupied in an iteration, by the log where messages may be fused."""
+    links = work.link[state.lane]
+    busy = np.zeros(max(work.link.tolist()) + 1, dtype=np.int64)
+    if not state.counters[:, FUSION].any():
+        np.add.at(busy, links, np.maximum(work.send_ticks, work.floor_ticks[state.lane]))
+        return int(busy.max())
+    for moments in zip(log.sending, log.sent, strict=True):
+        columns = (column.tolist() for column in (links, *moments))
+        # What travels in one message is on the link at the same time, and counts once.
+        for link, began, ended in set(zip(*columns, strict=True)):
+            busy[link] += ended - began
+    return int(busy.max()) / len(log.sent)

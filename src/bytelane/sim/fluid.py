@@ -26,12 +26,13 @@ def _arrivals(job: Job, cluster: Cluster, factor: float) -> list[float]:
     completes: list[list[int]] = [[] for _ in job.layers]
     for t, tensor in enumerate(job.tensors):
         completes[tensor.complete_after].append(t)
+    load_factor, rate = cluster.load_factor, cluster.link.rate
     waiting: list[tuple[int, int, float]] = []  # layer that needs it, tensor, seconds left
     now = 0.0
     for index in reversed(range(len(job.layers))):
         now = _serve(waiting, now, now + factor * job.layers[index].backward_s, arrived)
         for t in completes[index]:
-            seconds = cluster.wire_factor * job.tensors[t].bytes / cluster.link.rate
+            seconds = load_factor * job.tensors[t].bytes / rate
             heapq.heappush(waiting, (job.tensors[t].needed_by, t, seconds))
     _serve(waiting, now, float("inf"), arrived)
     return arrived

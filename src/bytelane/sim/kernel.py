@@ -51,9 +51,11 @@ class Work(NamedTuple):
     needed_by: Ints
     """Tensor -> the first layer that reads it."""
     send_ticks: Ints
-    """Operation -> the time it occupies its link."""
+    """Operation -> the time it occupies its link, if that is not below the floor."""
     overhead_ticks: Ints
     """Lane -> how much of that is saved by travelling in another operation's message."""
+    floor_ticks: Ints
+    """Lane -> the least that a message occupies its link."""
     link: Ints
     """Lane -> the link it uses."""
     latency_ticks: int
@@ -200,7 +202,7 @@ def _launch(state: State, work: Work, now: Now, log: Log, lane: int) -> None:
     operation = start(state, lane)
     while operation != NOTHING:
         begin = max(now.clock[0], now.link_free[work.link[lane]])
-        end = begin + work.send_ticks[operation]
+        length = work.send_ticks[operation]
         first, together = now.newest[lane], 0
         room = state.counters[lane, FUSION] - state.size[operation]
         while operation != NOTHING:
@@ -210,7 +212,8 @@ def _launch(state: State, work: Work, now: Now, log: Log, lane: int) -> None:
             operation = join(state, lane, room)
             if operation != NOTHING:
                 room -= state.size[operation]
-                end += work.send_ticks[operation] - work.overhead_ticks[lane]
+                length += work.send_ticks[operation] - work.overhead_ticks[lane]
+        end = begin + max(length, work.floor_ticks[lane])
         now.link_free[work.link[lane]] = end
         now.flights[lane] += together
         for _ in range(together):

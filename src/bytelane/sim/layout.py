@@ -52,23 +52,35 @@ class Moments(NamedTuple):
     sent: Floats
     known: Floats
 
+    def last(self, count: int, back: int = 0) -> "Moments":
+        """Keep the details of so many iterations, as if the last few had not happened."""
+        starts = self.iteration_start[:, : self.iteration_start.shape[1] - back]
+        end = self.step_start.shape[0] - back
+        return Moments(starts, *(details[end - count : end] for details in self[1:]))
+
 
 def step_durations_s(job: Job, cluster: Cluster, workers: int, jitter: Jitter | None) -> Floats:
     """Return iteration, worker, step -> seconds; a single iteration if all are alike."""
     layers, columns = len(job.layers), job.columns
-    once = np.empty(3 * layers + 1)
-    once[0 : 2 * layers : 2], once[1 : 2 * layers : 2] = columns.update_s, columns.forward_s
-    once[2 * layers : 3 * layers], once[-1] = columns.backward_s[::-1], job.outside_s
-    factors = cluster.compute_factors or (1.0,)
-    scale = np.resize(np.array(factors if workers > 1 else [max(factors)]), workers)
-    durations = np.multiply.outer(scale, once)[None]
-    durations[:, :, -1] = job.outside_s  # loading data is not the accelerator's business
+    durations = np.empty((1, workers, 3 * layers + 1))
+    durations[:, :, 0 : 2 * layers : 2] = columns.update_s
+    durations[:, :, 1 : 2 * layers : 2] = columns.forward_s
+    durations[:, :, 2 * layers : -1] = columns.backward_s[::-1]
+    durations[:, :, -1] = job.outside_s
+    if cluster.compute_factors:
+        factors = cluster.compute_factors if workers > 1 else [max(cluster.compute_factors)]
+        # But loading data is not the accelerator's business.
+        durations[:, :, :-1] *= np.array(factors)[:, None]
     if jitter is None:
         return durations
-    normal = np.random.default_rng(jitter.seed).standard_normal(
-        (ITERATIONS_WITH_JITTER, workers, once.size)
-    )
+    rng = np.random.default_rng(jitter.seed)
+    normal = rng.standard_normal((ITERATIONS_WITH_JITTER, *durations.shape[1:]))
     return durations * np.exp(jitter.sigma * normal)
+
+
+def computing_s(step_s: Floats) -> float:
+    """Return what an iteration takes without communication, on the slowest worker."""
+    return float(step_s.sum(axis=2).mean(axis=0).max())
 
 
 def lay_out(
@@ -81,23 +93,28 @@ def lay_out(
 ) -> tuple[Work, float]:
     """Return what an iteration consists of, and how many ticks a second has."""
     completes_from, completes = _completed_by_layer(job, cluster, schedule)
-    stages = schedule.stages if isinstance(schedule, Policy) else ()
-    copies = state.counters.shape[0] // max(1, len(stages))
-    # With a parameter server every worker has links of its own.
-    link = [stage.link * copies + copy for stage in stages for copy in range(copies)]
-    share = np.array([stage.share for stage in stages for _ in range(copies)] or [1.0])
-    overhead_s = share * (cluster.link.overhead_s if cluster.wire_factor else 0.0)
-    bytes_s = share * (cluster.wire_factor / cluster.link.rate)
-    send_s = overhead_s[state.lane] + state.size * bytes_s[state.lane]
-    ticks_per_s = _ticks_per_s(step_s, send_s, cluster.link.latency_s)
+    stages = schedule.stages
+    copies = state.counters.shape[0] // len(stages)
+    # With a parameter server every worker has links of its own: one each way, or one for both.
+    ways = 0 if cluster.shared_link else 1
+    link = [ways * stage.link * copies + copy for stage in stages for copy in range(copies)]
+    share = [stage.share for stage in stages for _ in range(copies)]
+    wire_factor = cluster.wire_factor
+    overhead_s = cluster.link.overhead_s if wire_factor else 0.0
+    byte_s = wire_factor / cluster.link.rate
+    size = state.size[: state.lane_from[1]]  # in every lane the same
+    send_s = np.concatenate([one * overhead_s + size * (one * byte_s) for one in share])
+    floor_s = cluster.link.floor_s if wire_factor else 0.0
+    ticks_per_s = _ticks_per_s(step_s, np.maximum(send_s, floor_s), cluster.link.latency_s)
     work = Work(
         step_ticks=_whole(step_s * ticks_per_s),
         completes_from=completes_from,
         completes=completes,
         needed_by=job.columns.needed_by,
         send_ticks=_whole(send_s * ticks_per_s),
-        overhead_ticks=_whole(overhead_s * ticks_per_s),
-        link=np.array(link or [0]),
+        overhead_ticks=np.array([round(one * overhead_s * ticks_per_s) for one in share]),
+        floor_ticks=np.array([round(one * floor_s * ticks_per_s) for one in share]),
+        link=np.array(link),
         latency_ticks=round(cluster.link.latency_s * ticks_per_s),
         barrier=schedule.barrier,
         mark=mark,
@@ -131,25 +148,24 @@ def _ticks_per_s(step_s: Floats, send_s: Floats, latency_s: float) -> float:
 
 
 def _whole(ticks: Floats) -> Ints:
-    return np.rint(ticks).astype(np.int64)
+    return np.rint(ticks, out=ticks).astype(np.int64)
 
 
-def make_now(job: Job, work: Work, workers: int) -> Now:
+def make_now(job: Job, state: State, work: Work) -> Now:
     """Stand at time zero: nothing has begun."""
-    operations, lanes = work.send_ticks.size, work.link.size
-    first_places = np.arange(lanes) * (operations // lanes)
-    flying, known_at, rounds = np.zeros((3, operations), dtype=np.int64)
+    workers = work.step_ticks.shape[1]
+    flying, known_at, rounds = np.zeros((3, state.size.size), dtype=np.int64)
     return Now(
         clock=np.zeros(1, dtype=np.int64),
         compute_end=np.zeros(workers, dtype=np.int64),
-        link_free=np.zeros(int(work.link.max()) + 1, dtype=np.int64),
+        link_free=np.zeros(max(work.link.tolist()) + 1, dtype=np.int64),
         counters=np.zeros((workers, kernel.UNSYNCHRONISED + 1), dtype=np.int64),
         layer_missing=np.zeros((workers, len(job.layers)), dtype=np.int64),
         flying=flying,
         known_at=known_at,
-        oldest=first_places,
-        newest=first_places.copy(),
-        flights=np.zeros(lanes, dtype=np.int64),
+        oldest=state.lane_from[:-1].copy(),
+        newest=state.lane_from[:-1].copy(),
+        flights=np.zeros(work.link.size, dtype=np.int64),
         rounds=rounds,
     )
 
@@ -157,9 +173,15 @@ def make_now(job: Job, work: Work, workers: int) -> Now:
 def make_log(work: Work, iterations: int, kept: int) -> Log:
     """Make room for so many iterations, and for the details of the last of them."""
     workers, steps = work.step_ticks.shape[1:]
-    computing = np.full((2, kept, workers, steps), -1)
-    communicating = np.full((4, kept, work.send_ticks.size), -1)
-    return Log(np.full((workers, iterations + 1), -1), *computing, *communicating)
+    computing = _not_yet(2, kept, workers, steps)
+    communicating = _not_yet(4, kept, work.send_ticks.size)
+    return Log(_not_yet(workers, iterations + 1), *computing, *communicating)
+
+
+def _not_yet(*shape: int) -> Ints:
+    moments = np.empty(shape, dtype=np.int64)
+    moments.fill(-1)
+    return moments
 
 
 def in_seconds(log: Log, ticks_per_s: float) -> Moments:

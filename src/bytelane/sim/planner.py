@@ -3,8 +3,7 @@
 import msgspec
 
 from bytelane.cluster import Cluster, Link
-from bytelane.core import Knobs, Plan, Planner, make_policy
-from bytelane.errors import InputError
+from bytelane.core import Knobs, Plan, Planner, make_policy, require_plannable
 from bytelane.job import Job, Layer, Tensor
 from bytelane.sim.engine import simulate
 
@@ -54,6 +53,4 @@ def make_planner(
 def _require_plannable(policy: str) -> None:
     """Refuse now what would fail on one rank, after three iterations."""
     job = Job("one layer", (Layer("layer", 1.0, 1.0),), (Tensor("tensor", 8, (0,)),))
-    made = make_policy(policy, job, Cluster(2, Link(1.0)))
-    if len(made.stages) > 1 or made.after_backward or made.preemptive:
-        raise InputError(f"policy {policy} can be simulated, but not yet carried out for real")
+    require_plannable(make_policy(policy, job, Cluster(2, Link(1.0))))

@@ -14,6 +14,8 @@ The *budget*, from ready to needed, is what the literature calls the network sla
 has: a transfer may take that long and nobody waits for it. The *slack*, from arrived to used, is
 what was left of it: the tensor could have come that much later at no cost. It is zero exactly for
 those tensors that computing waited for, or that came at the last moment.
+
+With jitter every iteration is a life of its own, and the moments are their means.
 """
 
 from typing import NamedTuple
@@ -23,7 +25,7 @@ import numpy as np
 from bytelane.core.kernel import Ints
 from bytelane.sim.engine import Simulation
 from bytelane.sim.layout import Floats
-from bytelane.sim.steady import Steady, steady
+from bytelane.sim.steady import Steady, steady, whole_iterations
 
 
 class Slack(NamedTuple):
@@ -35,6 +37,8 @@ class Slack(NamedTuple):
     arrived_s: Floats
     needed_s: Floats
     used_s: Floats
+    spread_s: Floats
+    """Standard deviation of the slack over iterations; zero without jitter."""
 
     @property
     def budget_s(self) -> Floats:
@@ -52,26 +56,44 @@ class Slack(NamedTuple):
 
 def tensor_slack(found: Simulation, worker: int = 0) -> Slack:
     """Return the life of every tensor, in the job's order."""
-    one, layers = steady(found, worker), len(found.job.layers)
-    layer = found.job.columns.needed_by
-    ready = one.step_end[3 * layers - 1 - found.job.columns.complete_after]
-    # What ends before the update of each layer: all of the iteration before, or a forward.
-    before = np.concatenate([one.step_end[-1:], one.next_end[1 : 2 * layers - 1 : 2]])
-    opens = np.zeros_like(layer) if found.schedule.barrier else layer
-    return Slack(
-        layer, ready, _arrived(found, one, ready), before[opens], one.next_start[2 * opens]
-    )
+    return _mean(_lives(found, worker))
 
 
 def layer_slack(found: Simulation, worker: int = 0) -> Slack:
     """Return the same for every layer that uses a tensor first: its tensors taken together."""
-    tensors = tensor_slack(found, worker)
+    return _mean([_by_layer(found, tensors) for tensors in _lives(found, worker)])
+
+
+def _mean(lives: list[Slack]) -> Slack:
+    _, *moments, _ = zip(*lives, strict=True)
+    ready, arrived, needed, used = (np.mean(column, axis=0) for column in moments)
+    spread = np.std([life.slack_s for life in lives], axis=0)
+    return Slack(lives[0].layer, ready, arrived, needed, used, spread)
+
+
+def _lives(found: Simulation, worker: int) -> list[Slack]:
+    """Return the tensors' lives in each iteration that was seen whole."""
+    iterations = range(whole_iterations(found))
+    return [_tensors_in(found, steady(found, worker, back)) for back in iterations]
+
+
+def _tensors_in(found: Simulation, one: Steady) -> Slack:
+    layers, layer = len(found.job.layers), found.job.columns.needed_by
+    ready = one.step_end[3 * layers - 1 - found.job.columns.complete_after]
+    # What ends before the update of each layer: all of the iteration before, or a forward.
+    before = np.concatenate([one.step_end[-1:], one.next_end[1 : 2 * layers - 1 : 2]])
+    opens = np.zeros_like(layer) if found.schedule.barrier else layer
+    arrived, used = _arrived(found, one, ready), one.next_start[2 * opens]
+    return Slack(layer, ready, arrived, before[opens], used, np.zeros_like(ready))
+
+
+def _by_layer(found: Simulation, tensors: Slack) -> Slack:
     layer, row = np.unique(tensors.layer, return_index=True)
     arrived = np.full(len(found.job.layers), -np.inf)
     np.maximum.at(arrived, tensors.layer, tensors.arrived_s)
     # All tensors of a layer are ready, needed and used together.
     ready, needed, used = tensors.ready_s[row], tensors.needed_s[row], tensors.used_s[row]
-    return Slack(layer, ready, arrived[layer], needed, used)
+    return Slack(layer, ready, arrived[layer], needed, used, np.zeros_like(ready))
 
 
 def _arrived(found: Simulation, one: Steady, ready: Floats) -> Floats:

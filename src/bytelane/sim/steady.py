@@ -1,14 +1,13 @@
-"""One iteration of the steady state, cut out of the log.
+"""Iterations of the steady state, cut out of the log.
 
-Without jitter all iterations are alike, so this one tells everything. With jitter it is the last
-one that was seen to its end.
+Without jitter all are alike, so the last one that was seen to its end tells everything. With jitter
+there are as many as were measured, and it is their means that tell something.
 """
 
 from typing import NamedTuple
 
-from bytelane.core import Plan
 from bytelane.errors import InputError
-from bytelane.sim.engine import Simulation
+from bytelane.sim.engine import KEPT, Simulation
 from bytelane.sim.layout import Floats
 
 
@@ -29,13 +28,16 @@ class Steady(NamedTuple):
     """Stage, operation. All are NaN where nothing has to be sent."""
 
 
-def steady(found: Simulation, worker: int = 0) -> Steady:
-    """Return a worker's iteration: its computing, and the transfers of the gradients it made."""
+def steady(found: Simulation, worker: int = 0, back: int = 0) -> Steady:
+    """Return a worker's iteration: its computing, and the transfers of the gradients it made.
+
+    It is the last one that was seen to its end, or so many before that.
+    """
     if found.log is None:
         raise InputError(
             "the optimum is a bound, not a schedule: it has neither transfers nor slack"
         )
-    log, own = found.log, simulated_worker(found, worker)
+    log, own = found.log.last(KEPT, back), simulated_worker(found, worker)
     start, end = log.iteration_start[own, -3:-1].tolist()
     return Steady(
         end - start,
@@ -50,15 +52,19 @@ def steady(found: Simulation, worker: int = 0) -> Steady:
     )
 
 
+def whole_iterations(found: Simulation) -> int:
+    """Return how many were seen to their end: one, or with jitter all that were measured."""
+    return 1 if found.log is None else found.log.step_start.shape[0] - KEPT + 1
+
+
 def by_stage(found: Simulation, moments: Floats, worker: int) -> Floats:
     """Take a worker's operations out of a column of the log: iteration, stage, operation."""
     # With a parameter server each simulated worker has operations of its own.
     own_ones = found.cluster.sync == "ps"
-    stages = 1 if isinstance(found.schedule, Plan) else len(found.schedule.stages)
     assert found.log is not None
     copies = found.log.iteration_start.shape[0] if own_ones else 1
     copy = simulated_worker(found, worker) if own_ones else 0
-    shape = (moments.shape[0], stages, copies, found.pieces.operation_count)
+    shape = (moments.shape[0], len(found.schedule.stages), copies, found.pieces.operation_count)
     return moments.reshape(shape)[:, :, copy]
 
 

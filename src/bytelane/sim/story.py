@@ -1,13 +1,17 @@
-"""Turn the simulator's log into spans."""
+"""Turn the simulator's log into spans, and tell what was on the link."""
 
 from collections.abc import Iterator, Sequence
+from math import isnan
 
 import numpy as np
 
-from bytelane.core import Pieces, label
+from bytelane.cluster import Cluster
+from bytelane.core import Pieces, Plan, Policy, label
 from bytelane.job import Job
 from bytelane.sim.layout import Moments
-from bytelane.trace import Kind, Span
+from bytelane.trace import Carried, Kind, Span
+
+LinkShares = tuple[list[float], list[float]]
 
 
 def compute_spans(job: Job, log: Moments, worker: int = 0) -> Iterator[Span]:
@@ -31,7 +35,7 @@ def transfer_spans(
     sub_tasks = pieces.sub_tasks()
     labels = [label(parts, names, sizes) for parts in sub_tasks]
     layers = [tuple(sorted({job.tensors[p.tensor].needed_by for p in ps})) for ps in sub_tasks]
-    carried = np.bincount(pieces.operation, pieces.stop - pieces.start, len(labels)).astype(int)
+    carried = pieces.operation_bytes
     for number, stage in enumerate(stages):
         first = number * copies * len(labels)
         for piece, text in enumerate(labels):
@@ -42,6 +46,29 @@ def transfer_spans(
                 if not np.isnan(start):
                     times, size = (float(start), float(end)), int(carried[piece])
                     yield Span("transfer", name, *times, row, size, layers[piece], piece)
+
+
+def link_use(pieces: Pieces, log: Moments, shares: LinkShares, copies: int) -> Iterator[Carried]:
+    """Tell what the first worker's link carried."""
+    size = pieces.operation_bytes
+    zero, (ups, downs) = _zero(log), shares
+    for stage, (up, down) in enumerate(zip(ups, downs, strict=True)):
+        own = slice(stage * copies * size.size, (stage * copies + 1) * size.size)
+        for begins, ends in zip(log.sending[:, own] - zero, log.sent[:, own] - zero, strict=True):
+            rows = zip(begins.tolist(), ends.tolist(), size.tolist(), strict=True)
+            yield from (Carried(s, e, up * b, down * b) for s, e, b in rows if not isnan(s))
+
+
+def link_shares(schedule: Policy | Plan, cluster: Cluster) -> LinkShares:
+    """Return for each stage how many bytes leave by a worker's link, and come, per byte."""
+    stages = schedule.stages
+    if cluster.sync == "allreduce" or cluster.shared_link:
+        both = [cluster.wire_factor * stage.share for stage in stages]
+        return both, both
+    # Beyond one it is a server's link that carries more.
+    factor = min(cluster.wire_factor, 1.0)
+    ups = [factor * stage.share if stage.link == 0 else 0.0 for stage in stages]
+    return ups, [factor * stage.share - up for stage, up in zip(stages, ups, strict=True)]
 
 
 def _zero(log: Moments) -> float:

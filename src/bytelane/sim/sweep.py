@@ -15,14 +15,22 @@ from bytelane.core import Knobs, choose_knobs, policy_entry
 from bytelane.core.policy import PolicyMaker
 from bytelane.errors import InputError
 from bytelane.job import Job
-from bytelane.sim.engine import WORTH_COMPILING, Engine, simulate
+from bytelane.sim.engine import (
+    ITERATIONS,
+    ITERATIONS_UNTIL_IN_STEP,
+    WORTH_COMPILING,
+    Engine,
+)
+from bytelane.sim.fluid import optimal_iteration_s
+from bytelane.sim.quick import Times, times_each
 
 T = TypeVar("T")
 KnobLists = Mapping[str, Sequence[int]]
 """Values to try, by the names of the fields of Knobs; a knob that is not there stays as it is."""
 Task = tuple[Job, Cluster, PolicyMaker, Knobs]
 """A setting as it travels: with the policy itself, whose name the other side may not know."""
-Times = tuple[float, float, float, float]
+Found = tuple[Times, float]
+"""What one setting takes, and the optimum."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -114,8 +122,8 @@ def sweep(settings: Sequence[Setting], executor: Executor | None = None) -> Iter
     else:
         work = partial(_simulate_all, compiled=compiled)
         found = chain.from_iterable(executor.map(work, _chunks(tasks)))
-    for setting, times in zip(settings, found, strict=True):
-        yield Answer(setting, *times)
+    for setting, (times, optimal_s) in zip(settings, found, strict=True):
+        yield Answer(setting, *times, optimal_s)
 
 
 def _choices(policies: Sequence[str], sync: Sync, knobs: KnobLists) -> list[tuple[str, Knobs]]:
@@ -143,29 +151,32 @@ def _worth_compiling(settings: Sequence[Setting]) -> bool:
 
 
 def _about_steps(setting: Setting) -> int:
-    """Guess how many steps and operations are simulated, without making the policy."""
+    """Guess how much is simulated, in steps of a whole simulation, without making the policy."""
     job, part = setting.job, setting.knobs.partition_bytes
     pieces = max(len(job.tensors), job.total_bytes // part if part else 0)
-    differing = len(set(setting.cluster.compute_factors)) > 1
-    return (3 * len(job.layers) + pieces) * (setting.cluster.workers if differing else 1)
+    steps = 3 * len(job.layers) + pieces
+    if len(set(setting.cluster.compute_factors)) > 1:
+        return steps * setting.cluster.workers * ITERATIONS_UNTIL_IN_STEP // ITERATIONS
+    return steps // ITERATIONS  # a single one tells all
 
 
 def _chunks(tasks: Sequence[Task]) -> list[Sequence[Task]]:
     """Cut into runs: so many that all cores end together, so long that sending them is nothing."""
-    size = max(1, isqrt(len(tasks)) // 4)
+    size = max(1, isqrt(len(tasks)) // 2)
     return [tasks[i : i + size] for i in range(0, len(tasks), size)]
 
 
-def _simulate_all(tasks: Sequence[Task], compiled: bool) -> list[Times]:
+def _simulate_all(tasks: Sequence[Task], compiled: bool) -> list[Found]:
     return list(_simulate(tasks, compiled))
 
 
-def _simulate(tasks: Sequence[Task], compiled: bool) -> Iterator[Times]:
+def _simulate(tasks: Sequence[Task], compiled: bool) -> Iterator[Found]:
     # Whether there is a compiler is for the process to say that does the work.
     engine: Engine = "compiled" if compiled and find_spec("numba") else "auto"
     for _, alike in groupby(tasks, key=lambda task: (id(task[0]), id(task[1]))):
-        optimal_s = None  # depends on the job and the cluster alone
-        for job, cluster, make, knobs in alike:
-            found = simulate(job, cluster, make(job, cluster, knobs), engine)
-            optimal_s = found.optimal_s if optimal_s is None else optimal_s
-            yield found.iteration_s, found.compute_s, found.communication_s, optimal_s
+        same = list(alike)
+        job, cluster = same[0][:2]
+        optimal_s = optimal_iteration_s(job, cluster)
+        policies = (make(job, cluster, knobs) for _, _, make, knobs in same)
+        for times in times_each(job, cluster, policies, engine):
+            yield times, optimal_s

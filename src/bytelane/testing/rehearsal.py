@@ -127,18 +127,31 @@ class Rehearsal:
 
 
 def replay(rehearsal: Rehearsal, plan: Plan) -> list[tuple[int, ...]]:
-    """Give a plan the same events; return which of its operations start at each of them.
+    """Give a plan the same events; return which messages start at each of them.
 
     Nothing starts any more from where a transfer would end that the plan has not started.
     """
     scheduler = Scheduler.of_plan(plan)
+    numbers = _numbers(rehearsal, len(plan.operations))
+    messages = {number: message for message, number in enumerate(numbers)}
     answers = []
     flying: set[int] = set()
     for moment in rehearsal.moments:
-        if moment.kind == "over" and moment.which not in flying:
+        if moment.kind == "ready":
+            starts = scheduler.notify_ready(moment.which, 0.0)
+        elif moment.which in flying:
+            starts = scheduler.notify_finish(numbers[moment.which], 0.0)
+        else:
             break
-        tell = scheduler.notify_ready if moment.kind == "ready" else scheduler.notify_finish
-        started = tuple(start.operation for start in tell(moment.which, 0.0))
+        started = tuple(messages[start.operation] for start in starts)
         flying.update(started)
         answers.append(started)
     return answers
+
+
+def _numbers(rehearsal: Rehearsal, operations: int) -> list[int]:
+    """Return the number that each message has in a plan: its second half is as many further on."""
+    first = {
+        p: k for k, sent in enumerate(rehearsal.messages) if not sent.stage for p in sent.pieces
+    }
+    return [sent.stage * operations + first[sent.pieces[0]] for sent in rehearsal.messages]

@@ -95,7 +95,7 @@ def _odd_jobs() -> list[Job]:
 
 
 def _odd_clusters(sync: Sync) -> list[Cluster]:
-    link = Link(8.0, 0.125, 0.25)
+    link = Link(8.0, 0.125, 0.25, 0.5)
     if sync == "allreduce":
         return [
             Cluster(2, link),
@@ -158,7 +158,7 @@ def _inputs(layer: int) -> st.SearchStrategy[tuple[int, ...] | None]:
 
 @st.composite
 def _clusters(draw: st.DrawFn, sync: Sync) -> Cluster:
-    link = Link(draw(st.sampled_from([4.0, 32.0])), draw(overheads), draw(overheads))
+    link = Link(draw(st.sampled_from([4.0, 32.0])), *(draw(overheads) for _ in range(3)))
     workers = draw(st.sampled_from([1, 2, 4]))
     factors = draw(st.sampled_from([(), (1.0,) * (workers - 1) + (1.5,)]))
     if sync == "allreduce":

@@ -2,6 +2,6 @@
 
 from bytelane.trace.chrome import save_chrome, spread
 from bytelane.trace.flow import flows
-from bytelane.trace.span import Kind, Span, Trace
+from bytelane.trace.span import Carried, Kind, Span, Trace
 
-__all__ = ["Kind", "Span", "Trace", "flows", "save_chrome", "spread"]
+__all__ = ["Carried", "Kind", "Span", "Trace", "flows", "save_chrome", "spread"]

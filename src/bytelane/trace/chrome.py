@@ -2,10 +2,11 @@
 
 Each trace is a process, each track a thread. Transfers overlap while several are in flight, so they
 are spread over as many tracks as are needed. Arrows lead from the backward pass that completed a
-gradient through its transfers to its first use, and a counter shows the bytes in flight.
+gradient through its transfers to its first use. Counters show the bytes in flight and, where it is
+known, how fast the link sends and receives.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import msgspec
 
 from bytelane.trace.flow import flows
-from bytelane.trace.span import Span, Trace
+from bytelane.trace.span import Carried, Span, Trace
 
 COMPUTE_TRACK = 0
 
 Event = dict[str, Any]
+Change = tuple[float, int]
+"""A moment, and by how much something grows then."""
 
 
 def save_chrome(traces: Sequence[Trace], path: str | Path) -> None:
@@ -57,7 +60,9 @@ def _events(trace: Trace, pid: int, zero: float, flow_ids: Iterator[int]) -> Ite
         yield _name("thread_name", name, pid, track)
     for track, span in placed:
         yield _complete(span, pid, track, zero)
-    yield from _in_flight(transfers, pid, zero)
+    yield from _counter("in flight", "bytes", _in_flight(transfers), pid, zero)
+    for way, field in (("out", "out_bytes"), ("in", "in_bytes")):
+        yield from _counter(f"link {way}", "bytes_per_s", _rates(trace.link, field), pid, zero)
     yield from _arrows(trace, {id(span): track for track, span in placed}, pid, zero, flow_ids)
 
 
@@ -81,21 +86,33 @@ def _complete(span: Span, pid: int, tid: int, zero: float) -> Event:
     }
 
 
-def _in_flight(transfers: Sequence[Span], pid: int, zero: float) -> Iterator[Event]:
-    changes: dict[float, int] = {}
+def _in_flight(transfers: Sequence[Span]) -> Iterator[Change]:
     for span in transfers:
-        for moment, change in ((span.start_s, span.bytes), (span.end_s, -span.bytes)):
-            changes[moment] = changes.get(moment, 0) + change
-    flying = 0
-    for moment, change in sorted(changes.items()):
-        flying += change
-        yield {
-            "ph": "C",
-            "name": "in flight",
-            "pid": pid,
-            "ts": (moment - zero) * 1e6,
-            "args": {"bytes": flying},
-        }
+        yield span.start_s, span.bytes
+        yield span.end_s, -span.bytes
+
+
+def _rates(link: Sequence[Carried], field: str) -> Iterator[Change]:
+    for part in link:
+        if part.end_s > part.start_s:
+            # Whole numbers add up to nothing again.
+            rate = round(getattr(part, field) / (part.end_s - part.start_s))
+            yield part.start_s, rate
+            yield part.end_s, -rate
+
+
+def _counter(
+    name: str, unit: str, changes: Iterable[Change], pid: int, zero: float
+) -> Iterator[Event]:
+    together: dict[float, int] = {}
+    for moment, change in changes:
+        together[moment] = together.get(moment, 0) + change
+    value = 0
+    for moment, change in sorted(together.items()):
+        if change:
+            value += change
+            ts = (moment - zero) * 1e6
+            yield {"ph": "C", "name": name, "pid": pid, "ts": ts, "args": {unit: value}}
 
 
 def _arrows(

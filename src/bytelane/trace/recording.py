@@ -11,7 +11,7 @@ from typing import IO, NamedTuple
 
 import msgspec
 
-from bytelane.core import Event, Plan, Scheduler, Start, label
+from bytelane.core import Event, Plan, Scheduler, Start
 from bytelane.errors import IllegalEvent, InputError
 
 
@@ -110,7 +110,6 @@ def _tell(scheduler: Scheduler, event: Event) -> list[Start]:
 
 
 def _name(operation: int, plan: PlanLine) -> str:
-    if not 0 <= operation < len(plan.plan.operations):
+    if not 0 <= operation < len(plan.plan.operations) * len(plan.plan.stages):
         return f"{operation} (which the plan does not have)"
-    parts = plan.plan.operations[operation].parts
-    return f"{operation} ({label(parts, plan.tensor_names, plan.plan.tensor_bytes)})"
+    return f"{operation} ({plan.plan.describe(operation, plan.tensor_names)})"

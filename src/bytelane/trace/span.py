@@ -1,6 +1,6 @@
 """What ran where and when, in either engine."""
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -28,6 +28,18 @@ class Span(msgspec.Struct, frozen=True):
         return self.end_s - self.start_s
 
 
+class Carried(msgspec.Struct, frozen=True):
+    """What a worker's link carried in some time, at an even rate."""
+
+    start_s: float
+    end_s: float
+    out_bytes: float
+    in_bytes: float
+
+
+T = TypeVar("T", Span, Carried)
+
+
 class Trace(msgspec.Struct, frozen=True):
     """The spans of one worker, on a clock that all of them share."""
 
@@ -36,6 +48,8 @@ class Trace(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...]
     iteration_start_s: dict[int, float]
     """When the forward pass of each iteration began."""
+    link: tuple[Carried, ...] = ()
+    """What was on the worker's link, where that is known; parts of one message add up."""
 
     def iteration_s(self, iteration: int) -> float | None:
         """Forward start to the next forward start; None if the next one was not seen."""
@@ -46,14 +60,18 @@ class Trace(msgspec.Struct, frozen=True):
         """Keep what runs during these iterations; time zero is where they begin."""
         zero = self.iteration_start_s[first]
         end = self.iteration_start_s.get(first + count, float("inf"))
-        kept = tuple(
-            msgspec.structs.replace(span, start_s=span.start_s - zero, end_s=span.end_s - zero)
-            for span in self.spans
-            if span.end_s > zero and span.start_s < end
-        )
         starts = {
             k: start - zero
             for k, start in self.iteration_start_s.items()
             if first <= k <= first + count
         }
-        return Trace(self.source, kept, starts)
+        spans, link = _during(self.spans, zero, end), _during(self.link, zero, end)
+        return Trace(self.source, spans, starts, link)
+
+
+def _during(all_of_them: tuple[T, ...], zero: float, end: float) -> tuple[T, ...]:
+    return tuple(
+        msgspec.structs.replace(one, start_s=one.start_s - zero, end_s=one.end_s - zero)
+        for one in all_of_them
+        if one.end_s > zero and one.start_s < end
+    )

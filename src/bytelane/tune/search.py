@@ -22,7 +22,7 @@ IN_FLIGHT = (2, 3)
 # As if communication took this much of the computing time. The order of the first is right for most
 # jobs at most rates; the others are tried with the best pieces only.
 RATIOS = (1.1, 0.6, 0.8, 1.0, 1.25, 1.5)
-BUCKETS = tuple(count * MEBIBYTE for count in (1, 2, 4, 8, 25))
+BUCKETS = tuple(count * MEBIBYTE for count in (1, 2, 4, 8))
 # Scheduling must promise this much over plain buckets, or they are taken.
 WORTH = 1.02
 
@@ -70,7 +70,7 @@ def _plain(job: Job, cluster: Cluster, version: int) -> Iterator[Candidate]:
     ready = sorted(range(len(job.tensors)), key=lambda t: (-job.tensors[t].complete_after, -t))
     sizes = [tensor.bytes for tensor in job.tensors]
     for size in BUCKETS:
-        plan = bucket_plan(sizes, size, version, ready)
+        plan = bucket_plan(sizes, size, version, ready).cut(size)
         name = f"plain buckets of {format_bytes(size)}"
         yield Candidate(plan, name, _simulate(job, cluster, plan).iteration_s)
 

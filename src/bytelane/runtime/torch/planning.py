@@ -20,7 +20,8 @@ from bytelane.runtime.torch.trained import Trained
 MEASURED_ITERATIONS = 2
 FIRST_ITERATIONS = 1 + MEASURED_ITERATIONS
 REVIEWED_ITERATIONS = 10
-FIRST_BUCKET_BYTES = 25 * 10**6
+# What is in flight is in memory twice, so buckets are not as large as DDP's.
+FIRST_BUCKET_BYTES = 2**22
 
 
 class Wish(IntEnum):
@@ -68,7 +69,8 @@ class Planning:
         self.job, self._is_measured = None, False
         self._first_step = step
         self._version += 1
-        return _fit(bucket_plan(trained.tensor_bytes, FIRST_BUCKET_BYTES, self._version), trained)
+        buckets = bucket_plan(trained.tensor_bytes, FIRST_BUCKET_BYTES, self._version)
+        return _fit(buckets.cut(FIRST_BUCKET_BYTES), trained)
 
     def is_due(self, step: int, granted: Wish) -> bool:
         """Tell whether a plan is to be made now; the same on all ranks, which count alike."""

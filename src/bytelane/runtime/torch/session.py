@@ -39,7 +39,7 @@ from bytelane.runtime.torch.stopwatch import Stopwatch
 from bytelane.runtime.torch.support import is_separable
 from bytelane.runtime.torch.synchroniser import Synchroniser
 from bytelane.runtime.torch.trained import Trained, describe, parameters_of
-from bytelane.runtime.torch.transport import AllReduceTransport
+from bytelane.runtime.torch.transport import GradientTransport
 from bytelane.trace.recording import Recorder
 
 OUTSIDE = "the loop"
@@ -130,7 +130,7 @@ class Session:
         return self._rounds.plan
 
     @property
-    def transport(self) -> AllReduceTransport:
+    def transport(self) -> GradientTransport:
         return self._sync.transport
 
     @property

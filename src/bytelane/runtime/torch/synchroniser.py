@@ -13,8 +13,9 @@ from bytelane.core import Plan
 from bytelane.errors import TrainingError, TransferFailed
 from bytelane.runtime.engine import Engine, Transfer
 from bytelane.runtime.torch.control import KnowsPeers, name_failure
+from bytelane.runtime.torch.ring_transport import RingTransport
 from bytelane.runtime.torch.trained import Trained
-from bytelane.runtime.torch.transport import AllReduceTransport
+from bytelane.runtime.torch.transport import AllReduceTransport, GradientTransport
 from bytelane.trace.recording import PlanLine, Recorder, RoundLine
 
 
@@ -40,7 +41,8 @@ class Synchroniser:
 
     def install(self, plan: Plan, trained: Trained) -> None:
         """Use this plan from now on; nothing of the last one may be in flight."""
-        self.transport = AllReduceTransport(
+        carry = RingTransport if plan.gather_order else AllReduceTransport
+        self.transport: GradientTransport = carry(
             plan, trained.dtypes, self._groups, trained.names, launched=self._peers.count
         )
         self._engine = Engine(

@@ -1,11 +1,10 @@
-"""Carry operations with torch.distributed all-reduces on process groups of their own.
+"""Carry operations with torch.distributed, on process groups of their own.
 
-Nothing is copied here: the gradients that autograd has made are summed where they lie. Each is
-divided by the number of workers *before* the sum, as DDP does. Gloo joins the parts of an operation
-and its trailer to one message in one of its own threads, without the interpreter's lock, so the
-only memory that this costs is that of the operations in flight.
+The gradients that autograd has made are summed where they lie. Each is divided by the number of
+workers *before* the sum, as DDP does.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,8 +18,8 @@ from bytelane.runtime.torch.trailer import Trailer
 ROUNDS_IN_A_STEP = 1009
 
 
-class AllReduceTransport:
-    """The gradients of a plan, and the process groups (one a lane) that sum them."""
+class GradientTransport(ABC):
+    """The gradients of a plan, and what is told along with them; not how they are sent."""
 
     def __init__(
         self,
@@ -35,7 +34,6 @@ class AllReduceTransport:
         self._names = names
         self._launched = launched
         self._world = groups[0].size()
-        self._options = dist.AllreduceCoalescedOptions()
         self._round = 0
         self._first_stamp = int(plan.digest[:8], 16)
         self._signal = 0
@@ -71,32 +69,27 @@ class AllReduceTransport:
         self.memory[tensor] = memory
         self._used[tensor] = used
 
+    @abstractmethod
     def start(self, operation: int, done: Done) -> None:
-        """Launch one all-reduce; ``done`` is called from one of gloo's threads."""
-        ranges, trailer = self._ranges[operation], self._trailers[operation]
-        parts = [self._part(*place) for place in ranges]
-        trailer.write(
-            [self._used[tensor] for tensor, _, _ in ranges], self._signal, self._stamp(operation)
-        )
-        # The group itself, not torch.distributed: half the cost of a launch, and it still carries
-        # what is in flight after the user's destroy_process_group() at the end of a script.
-        group = self._groups[self._plan.operations[operation].lane]
-        self._launched()
-        work = group.allreduce_coalesced([*parts, trailer.numbers], self._options)
-
-        def completed(future: torch.futures.Future[object]) -> None:
-            try:
-                future.value()
-            except Exception as error:
-                done(operation, error)
-            else:
-                done(operation, self._receive(operation))
-
-        work.get_future().add_done_callback(completed)
+        """Launch what the scheduler has started; ``done`` is called from some thread."""
 
     def forget(self, tensor: int) -> None:
         """Let go of a gradient that is no longer in flight."""
         self.memory[tensor] = None
+
+    def _row(self, operation: int) -> list[torch.Tensor]:
+        """Return all that is summed in an operation: its parts, and its trailer."""
+        parts = [self._part(*place) for place in self._ranges[operation]]
+        return [*parts, self._trailers[operation].numbers]
+
+    def _write_trailer(self, operation: int) -> None:
+        used = [self._used[tensor] for tensor, _, _ in self._ranges[operation]]
+        self._trailers[operation].write(used, self._signal, self._stamp(operation))
+
+    def _group(self, operation: int) -> dist.ProcessGroup:
+        # The group itself, not torch.distributed: half the cost of a launch, and it still carries
+        # what is in flight after the user's destroy_process_group() at the end of a script.
+        return self._groups[self._plan.operations[operation].lane]
 
     def _part(self, tensor: int, start: int, stop: int) -> torch.Tensor:
         memory = self.memory[tensor]
@@ -106,7 +99,7 @@ class AllReduceTransport:
     def _stamp(self, operation: int) -> int:
         return self._first_stamp + self._round * len(self._ranges) + operation
 
-    def _receive(self, operation: int) -> PlanMismatch | None:
+    def _read_trailer(self, operation: int) -> PlanMismatch | None:
         trailer = self._trailers[operation]
         if not trailer.fits():
             name = self._names[self._ranges[operation][0][0]]
@@ -115,11 +108,38 @@ class AllReduceTransport:
                 "the stamps do not add up; it was not applied"
             )
         for (tensor, _, _), used in zip(self._ranges[operation], trailer.used(), strict=True):
-            if used:  # only ever set: two of gloo's threads may be here at once
+            if used:  # only ever set: two threads may be here at once
                 self.used_by_anybody[tensor] = True
         if signal := trailer.signal():
             self.signalled = signal
         return None
+
+
+class AllReduceTransport(GradientTransport):
+    """One all-reduce an operation.
+
+    Gloo joins its parts and its trailer to one message in one of its own threads, without the
+    interpreter's lock, so the only memory that this costs is that of the operations in flight.
+    """
+
+    _options = dist.AllreduceCoalescedOptions()
+
+    def start(self, operation: int, done: Done) -> None:
+        """Launch one all-reduce; ``done`` is called from one of gloo's threads."""
+        row = self._row(operation)
+        self._write_trailer(operation)
+        self._launched()
+        work = self._group(operation).allreduce_coalesced(row, self._options)
+
+        def completed(future: torch.futures.Future[object]) -> None:
+            try:
+                future.value()
+            except Exception as error:
+                done(operation, error)
+            else:
+                done(operation, self._read_trailer(operation))
+
+        work.get_future().add_done_callback(completed)
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -1,0 +1,49 @@
+"""The table of cases, read from the tests that run them."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+CASES = Path(__file__).parents[2] / "tests" / "cases"
+THEMES = ("loops", "optimizers", "models", "precision", "lifecycle", "compiling", "refusals")
+OUTCOMES = {
+    "exact": "the same weights",
+    "barrier": "the same weights; waits for all",
+    "refused": "refused",
+}
+
+
+def case_tables() -> str:
+    """Return one table a theme: what a user does, what becomes of it, and why."""
+    return "\n".join(_table(theme) for theme in THEMES)
+
+
+def decorators(theme: str) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of every ``@case`` of a theme, without importing torch for it."""
+    for node in ast.parse((CASES / f"{theme}.py").read_text()).body:
+        for call in getattr(node, "decorator_list", []):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "case":
+                title, outcome = (ast.literal_eval(argument) for argument in call.args)
+                keywords = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+                yield {"title": title, "outcome": outcome, **keywords}
+
+
+def _table(theme: str) -> str:
+    heading = ast.get_docstring(ast.parse((CASES / f"{theme}.py").read_text())) or ""
+    rows = [
+        f"| {found['title']}{_ways(found)} | {OUTCOMES[found['outcome']]} | {found['why']} |"
+        for found in decorators(theme)
+    ]
+    lines = [
+        f"## {heading.rstrip('.')}",
+        "",
+        "| what you do | what you get | why |",
+        "|---|---|---|",
+    ]
+    return "\n".join([*lines, *rows]) + "\n"
+
+
+def _ways(found: dict[str, Any]) -> str:
+    ways = found.get("ways", ())
+    return f"<br>({'; '.join(ways)})" if ways else ""

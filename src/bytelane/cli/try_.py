@@ -1,0 +1,205 @@
+"""``bytelane try``: somebody's own script, unedited, under DDP and under Bytelane."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bytelane.cli.lab import terminable
+from bytelane.cli.options import Credit, Fusion, Json, Partition
+from bytelane.cli.output import print_json
+from bytelane.errors import InputError, MissingExtra, TrainingError
+
+if TYPE_CHECKING:
+    from bytelane.tryout import Outcome, Place, RunFailed, Trial
+
+DEFAULT_RATE = "500Mbit"
+AUTO = "auto"
+
+Script = Annotated[
+    Path,
+    typer.Argument(
+        help="A training script with DistributedDataParallel, as torchrun would start it; its own "
+        "arguments follow.",
+        metavar="SCRIPT",
+        show_default=False,
+    ),
+]
+Workers = Annotated[int, typer.Option(help="Number of workers; with --here, on every machine.")]
+Rate = Annotated[
+    str | None,
+    typer.Option(
+        help="Rate of each host's link, each way, e.g. 500Mbit.",
+        metavar="RATE",
+        show_default=DEFAULT_RATE,
+    ),
+]
+LabMode = Annotated[
+    Any,
+    typer.Option(
+        parser=str,
+        help="namespace (real links), pacing (no privilege), or auto.",
+        metavar="MODE",
+        show_default="auto",
+    ),
+]
+NoLab = Annotated[
+    bool, typer.Option("--here", help="No lab: with torchrun, on the network that is there.")
+]
+Torchrun = Annotated[
+    str | None,
+    typer.Option(
+        help="With --here: how several machines find each other, in torchrun's own options. Give "
+        "the same command on each of them.",
+        metavar="OPTIONS",
+        show_default="--standalone",
+    ),
+]
+Iterations = Annotated[int, typer.Option(help="End every run after so many steps; half warm up.")]
+Repetitions = Annotated[int, typer.Option(help="Rounds through all ways to run it.")]
+Buckets = Annotated[
+    str | None,
+    typer.Option(help="Also run DDP with buckets of these sizes, e.g. 1MiB,4MiB.", metavar="SIZES"),
+]
+Policy = Annotated[
+    str | None,
+    typer.Option(help="What bytelane.prepare is given.", metavar="NAME", show_default=AUTO),
+]
+Timeout = Annotated[
+    str, typer.Option(help="End a run that makes no step for so long.", metavar="TIME")
+]
+Folder = Annotated[
+    Path | None, typer.Option(help="Also draw it: try.png and try.svg there.", metavar="FOLDER")
+]
+
+
+def try_(
+    context: typer.Context,
+    script: Script,
+    workers: Workers = 2,
+    rate: Rate = None,
+    mode: LabMode = None,
+    here: NoLab = False,
+    torchrun: Torchrun = None,
+    iterations: Iterations = 40,
+    repetitions: Repetitions = 3,
+    buckets: Buckets = None,
+    policy: Policy = None,
+    partition: Partition = None,
+    credit: Credit = None,
+    fusion: Fusion = None,
+    timeout: Timeout = "300s",
+    out: Folder = None,
+    as_json: Json = False,
+) -> None:
+    """Run a training script under DDP as it is, then under Bytelane; show both and the bound.
+
+    The script needs no change: what it gets as DistributedDataParallel leaves the gradients to
+    Bytelane. Runs take turns, each in new processes that begin with the same random numbers, and
+    the final weights are compared. What follows after -- is the script's in any case.
+
+    Example: bytelane try train.py --workers 2 --rate 500Mbit -- --epochs 1
+    """
+    from bytelane.cli import try_output
+
+    knobs = {"policy": policy, "partition": partition, "credit": credit, "fusion": fusion}
+    trial = _make_trial(
+        script, context.args, knobs, iterations, repetitions, buckets=buckets, timeout=timeout
+    )
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # before the long work, in case that is not possible
+    with terminable(), _open_place(workers, rate, mode, here=here, torchrun=torchrun) as place:
+        outcome = _run(trial, place)
+    if as_json:
+        print_json(try_output.document(outcome, place))
+    else:
+        try_output.print_outcome(outcome, place)
+    if out is not None:
+        try_output.save_pictures(outcome, place, out)
+        if not as_json:
+            print(f"\nsee {out / 'try.png'}")
+    try_output.require_right(outcome)
+
+
+def _make_trial(
+    script: Path,
+    arguments: Sequence[str],
+    knobs: dict[str, str | None],
+    iterations: int,
+    repetitions: int,
+    *,
+    buckets: str | None,
+    timeout: str,
+) -> "Trial":
+    from bytelane.api import choose_knobs
+    from bytelane.units import parse_bytes, parse_seconds
+
+    try:
+        from bytelane.tryout import Trial
+    except ImportError:
+        raise MissingExtra(
+            "training needs PyTorch; install it with: pip install 'bytelane[torch]'"
+        ) from None
+    given = {name: value for name, value in knobs.items() if value not in (None, AUTO)}
+    if "policy" in given:
+        choose_knobs(**given)  # refuses what is wrong now, and not after the first runs
+    elif given:
+        raise InputError(f"--{next(iter(given))} has no effect without a --policy: {AUTO} chooses")
+    return Trial(
+        str(script),
+        tuple(arguments),
+        iterations,
+        repetitions,
+        tuple(parse_bytes(size) for size in buckets.split(",")) if buckets else (),
+        given,
+        parse_seconds(timeout),
+    )
+
+
+@contextmanager
+def _open_place(
+    workers: int, rate: str | None, mode: Any, *, here: bool, torchrun: str | None
+) -> "Iterator[Place]":
+    from bytelane.cli import lab_output
+    from bytelane.lab import Lab
+    from bytelane.tryout import Here, InLab
+
+    if here:
+        if rate is not None or mode is not None:
+            raise InputError("--rate and --mode are a lab's; they have no effect with --here")
+        yield Here(workers) if torchrun is None else Here(workers, torchrun)
+        return
+    if torchrun is not None:
+        raise InputError("--torchrun has no effect without --here")
+    with Lab(workers, rate or DEFAULT_RATE, mode=mode or "auto") as lab:
+        lab_output.introduce(lab)
+        lab_output.trust(lab.check(), refuse=False)
+        yield InLab(lab)
+
+
+def _run(trial: "Trial", place: "Place") -> "Outcome":
+    """Run all, and show how far it is; the script's own failure is shown as its own."""
+    from rich.console import Console
+
+    from bytelane.tryout import RunFailed, run_trial
+
+    try:
+        with Console(stderr=True).status("starting") as status:
+            return run_trial(trial, place, progress=status.update)
+    except RunFailed as failure:
+        _repeat(failure)
+        if failure.is_the_scripts_own:
+            raise typer.Exit(failure.code) from None
+        raise TrainingError(
+            f"{trial.script} runs under DDP as it is, but not as {failure.arm.name}: it ended with "
+            f"exit code {failure.code}"
+        ) from None
+
+
+def _repeat(failure: "RunFailed") -> None:
+    """Print what a rank had printed; if that explains nothing, say at least how it ended."""
+    print(failure.out, end="", flush=True)
+    print(failure.err or f"exit code {failure.code}\n", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,154 @@
+"""What ``bytelane try`` tells: a table, a verdict, the lines to change; JSON; pictures."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from bytelane.cli.output import print_table
+
+if TYPE_CHECKING:
+    from bytelane.tryout import Cell, Difference, Outcome, Place
+
+# DDP's own: it sends gradients in buckets of this size, the first one smaller.
+USUAL_BUCKET_BYTES = 25 * 2**20
+
+
+def print_outcome(outcome: "Outcome", place: "Place") -> None:
+    """Print everything that a user wants to know."""
+    from bytelane.units import format_bytes, format_seconds
+
+    trial = outcome.trial
+    counted = len(outcome.cells[0].times_s[0])
+    print(f"{trial.script}: {format_bytes(outcome.gradient_bytes)} of gradients, {place.title}")
+    print(f"median of {trial.repetitions} x {counted} iterations, after as many to warm up\n")
+    titles = ("", "iteration", "spread", "of bound")
+    print_table(titles, [_row(cell, outcome) for cell in outcome.cells])
+    print(f"bound: {format_seconds(outcome.bound_s)}, the longer of both alone\n")
+    for line in (*_verdict(outcome), *_weights(outcome), *outcome.said, *_adopt(outcome)):
+        print(line)
+
+
+def _row(cell: "Cell", outcome: "Outcome") -> tuple[str, ...]:
+    from bytelane.units import format_seconds
+
+    spread = f"{cell.spread:.1%}" + ("" if cell.is_quiet else " !")
+    return (
+        cell.arm.name,
+        format_seconds(cell.iteration_s),
+        spread if len(cell.times_s) > 1 else "",
+        f"{cell.iteration_s / outcome.bound_s:.2f}x",
+    )
+
+
+def _verdict(outcome: "Outcome") -> Iterator[str]:
+    best, speedup = outcome.best_ddp, outcome.speedup
+    faster = f"{speedup:.2f}x faster" if speedup >= 1 else f"{1 / speedup:.2f}x SLOWER"
+    most = best.iteration_s / outcome.bound_s
+    yield f"Bytelane is {faster} than {best.arm.name}; at the bound it would be {most:.2f}x"
+    if most < 1:
+        yield f"which cannot be: the machine was disturbed while {best.arm.name} was not running"
+    if outcome.trial.repetitions > 1 and not outcome.is_clear:
+        yield "not every repetition agrees: the difference is not clear of the noise"
+    if not all(cell.is_quiet for cell in outcome.cells):
+        yield "! repetitions differ by more than 3 %: the machine was not quiet enough"
+    if not outcome.trial.buckets and outcome.gradient_bytes < 2 * USUAL_BUCKET_BYTES:
+        yield (
+            "DDP's buckets of 25 MiB hold half of this model or more; smaller ones may help it, "
+            "too: --buckets 1MiB,4MiB"
+        )
+
+
+def _weights(outcome: "Outcome") -> Iterator[str]:
+    if not outcome.ranks_agree:
+        yield "weights: the ranks have ended with different parameters under Bytelane"
+    if outcome.weights is None:
+        yield f"weights: not compared: {outcome.not_compared}"
+    elif not outcome.weights.largest:
+        yield f"weights: equal to the last bit after {outcome.steps} steps"
+    elif outcome.own is None:
+        yield f"weights: {_apart(outcome.weights)}; --repetitions 2 tells whether DDP does so, too"
+    elif outcome.own.largest:
+        yield (
+            f"weights: the script is not deterministic: two runs under DDP {_apart(outcome.own)}, "
+            f"DDP and Bytelane {_apart(outcome.weights)}"
+        )
+    else:
+        many = "; on more than two workers sums are rounded in another order"
+        yield (
+            f"weights: DDP repeats itself exactly, DDP and Bytelane {_apart(outcome.weights)}"
+            f"{many if outcome.workers > 2 else ''}"
+        )
+
+
+def _apart(found: "Difference") -> str:
+    return f"differ by up to {found.largest:.3g} (in {found.name})"
+
+
+def _adopt(outcome: "Outcome") -> Iterator[str]:
+    yield ""
+    for line in dict.fromkeys(outcome.wrapped_at):
+        yield f"to train with it, in {line.file}, line {line.number}, instead of"
+        yield f"    {line.text}"
+    yield "write, after the optimizer is made and with import bytelane above,"
+    yield "    bytelane.prepare(model, optimizer)"
+
+
+def document(outcome: "Outcome", place: "Place") -> dict[str, Any]:
+    """Return everything as one JSON object, units in the keys."""
+    trial = outcome.trial
+    return {
+        "script": trial.script,
+        "arguments": trial.arguments,
+        "place": place.title,
+        "workers": outcome.workers,
+        "gradient_bytes": outcome.gradient_bytes,
+        "steps": outcome.steps,
+        "bound_ms": outcome.bound_s * 1e3,
+        "speedup_over_best_ddp": outcome.speedup,
+        "speedup_is_clear": outcome.is_clear,
+        "best_ddp": outcome.best_ddp.arm.name,
+        "weights_largest_difference": outcome.weights and outcome.weights.largest,
+        "weights_differ_in": outcome.weights and outcome.weights.name,
+        "weights_not_compared": outcome.not_compared,
+        "script_is_deterministic": outcome.is_deterministic,
+        "ranks_agree": outcome.ranks_agree,
+        "said": outcome.said,
+        "wrapped_at": outcome.wrapped_at,
+        "runs": [_cell_document(cell) for cell in outcome.cells],
+    }
+
+
+def _cell_document(cell: "Cell") -> dict[str, Any]:
+    return {
+        "name": cell.arm.name,
+        "iteration_ms": cell.iteration_s * 1e3,
+        "spread_percent": cell.spread * 100,
+        "repetitions_ms": [seconds * 1e3 for seconds in cell.repetitions_s],
+    }
+
+
+def save_pictures(outcome: "Outcome", place: "Place", folder: Path) -> None:
+    """Write try.png and try.svg."""
+    from bytelane.report import draw_race
+    from bytelane.report.race import Racer
+    from bytelane.tryout.trial import COMMUNICATION, COMPUTE
+
+    racers = [
+        Racer(cell.arm.name, cell.iteration_s, cell.repetitions_s)
+        for cell in outcome.cells
+        if cell.arm not in (COMPUTE, COMMUNICATION)
+    ]
+    title = f"{outcome.trial.script}\n{place.title}"
+    alone = outcome.seconds(COMPUTE), outcome.seconds(COMMUNICATION)
+    for suffix in ("png", "svg"):
+        draw_race(title, racers, *alone, folder / f"try.{suffix}")
+
+
+def require_right(outcome: "Outcome") -> None:
+    """End with a failure if the weights are wrong."""
+    if outcome.is_wrong:
+        print("bytelane: error: the weights are not what they must be", file=sys.stderr)
+        raise typer.Exit(1)

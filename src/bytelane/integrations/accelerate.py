@@ -1,0 +1,79 @@
+"""Accelerate: ``accelerator = BytelaneAccelerator()`` instead of ``Accelerator()``."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+import bytelane
+from bytelane.errors import MissingExtra, NotSupported
+
+try:
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+except ImportError:
+    raise MissingExtra(
+        "this needs Accelerate; install it with: pip install 'bytelane[accelerate]'"
+    ) from None
+
+
+class BytelaneAccelerator(Accelerator):  # type: ignore[misc]
+    """Do as Accelerator does, but wrap no model: Bytelane sends the gradients.
+
+    ``knobs`` go to :func:`bytelane.prepare`: a policy, its partition. Options are Accelerator's.
+    A model is prepared as soon as ``prepare`` has been given both it and its optimizer.
+    """
+
+    def __init__(self, *, knobs: dict[str, Any] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        if self.ddp_handler is not None:
+            raise NotSupported("DistributedDataParallelKwargs have no effect; leave them out")
+        self._knobs = knobs or {}
+        self._waiting: list[torch.nn.Module] = []
+        """Models whose optimizers have not come yet."""
+
+    def prepare(self, *objects: Any, device_placement: list[bool] | None = None) -> Any:
+        found = super().prepare(*objects, device_placement=device_placement)
+        self._match()
+        return found
+
+    def prepare_model(
+        self,
+        model: torch.nn.Module,
+        device_placement: bool | None = None,
+        evaluation_mode: bool = False,
+    ) -> torch.nn.Module:
+        """Do all that is done for a model but wrap it."""
+        found: torch.nn.Module = super().prepare_model(
+            model, device_placement, evaluation_mode=True
+        )
+        trained = any(parameter.requires_grad for parameter in found.parameters())
+        if trained and not evaluation_mode and self.num_processes > 1:
+            self._waiting.append(found)
+        return found
+
+    def backward(self, loss: torch.Tensor, **keywords: Any) -> None:
+        if self._waiting:
+            raise NotSupported("a model is trained without its optimizer; give prepare() both")
+        super().backward(loss, **keywords)
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """Let gradients only add up here; accumulate() calls this."""
+        return bytelane.no_sync(self.unwrap_model(model))
+
+    def _match(self) -> None:
+        """Prepare the models whose optimizers have come."""
+        for model in list(self._waiting):
+            own = {id(parameter) for parameter in model.parameters()}
+            optimizers = [
+                one.optimizer
+                for one in self._optimizers
+                if isinstance(one, AcceleratedOptimizer) and not own.isdisjoint(_identities(one))
+            ]
+            if optimizers:
+                bytelane.prepare(model, optimizers, **self._knobs)
+                self._waiting.remove(model)
+
+
+def _identities(optimizer: torch.optim.Optimizer) -> list[int]:
+    return [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,0 +1,200 @@
+"""Run a script in every way, in turns, and put together what came out."""
+
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from bytelane.errors import InputError, NotSupported, TrainingError
+from bytelane.tryout.folder import RunFolder
+from bytelane.tryout.places import Place, Running
+from bytelane.tryout.trial import (
+    BYTELANE,
+    COMMUNICATION,
+    DDP,
+    LEAST_ITERATIONS,
+    Arm,
+    Cell,
+    Difference,
+    Errand,
+    Outcome,
+    RankReport,
+    Trial,
+)
+from bytelane.tryout.weights import difference, load_weights
+
+Progress = Callable[[str], None]
+LOOK_S = 0.1
+OUR_WORDS = "bytelane: "
+
+
+class RunFailed(Exception):
+    """A run has ended with an error: which, its exit code, what that rank had printed."""
+
+    def __init__(self, arm: Arm, code: int, out: str, err: str) -> None:
+        super().__init__(f"{arm.name}: exit code {code}")
+        self.arm = arm
+        self.code = code
+        self.out = out
+        self.err = err
+
+    @property
+    def is_the_scripts_own(self) -> bool:
+        """Whether it would have ended so without us."""
+        return self.arm == DDP
+
+
+def run_trial(trial: Trial, place: Place, progress: Progress = lambda line: None) -> Outcome:
+    """Run a script under DDP, under Bytelane, and without sending; and send without computing."""
+    if not Path(trial.script).is_file():
+        raise InputError(f"{trial.script}: there is no such file")
+    with tempfile.TemporaryDirectory(prefix="bytelane-") as folder:
+        contest = _Contest(trial, place, Path(folder), progress)
+        for repetition, arms in enumerate(trial.rounds()):
+            for arm in arms:
+                contest.run(arm, repetition)
+        return contest.outcome()
+
+
+class _Contest:
+    """The runs that were made so far."""
+
+    def __init__(self, trial: Trial, place: Place, folder: Path, progress: Progress) -> None:
+        self._trial = trial
+        self._place = place
+        self._folder = folder
+        self._progress = progress
+        self._reports: dict[Arm, list[list[RankReport]]] = defaultdict(list)
+        self._apart: dict[Arm, list[Difference]] = defaultdict(list)
+        self._said = ""
+
+    def run(self, arm: Arm, repetition: int) -> None:
+        folder = RunFolder(self._folder / f"{arm.way}-{arm.bucket_bytes}-{repetition}")
+        folder.give(Errand(self._trial, arm, self._first.gradient_bytes if self._reports else 0))
+        title = f"{arm.name}, {repetition + 1} of {self._trial.repetitions}"
+        code = self._wait(self._place.start(folder.path), folder, title)
+        reports = folder.reports()
+        if code or not reports:
+            raise self._failure(arm, code, folder, reports)
+        self._reports[arm].append(reports)
+        if arm != COMMUNICATION:
+            self._require_training(reports[0], title)
+        if arm == BYTELANE:
+            self._said = folder.said(0)[0]
+        self._compare(arm, folder)
+
+    def _wait(self, run: Running, folder: RunFolder, title: str) -> int:
+        """Wait for the end of a run, or of our patience."""
+        steps, since = 0, time.monotonic()
+        try:
+            while run.exit_code is None:
+                now, before = time.monotonic(), steps
+                steps = folder.steps()
+                if steps > before:
+                    since = now
+                if now - since > self._trial.timeout_s:
+                    raise TrainingError(
+                        f"{self._trial.script} made no step for {self._trial.timeout_s:g} s "
+                        f"({title}, after {steps} steps): it hangs, or needs a longer timeout"
+                    )
+                self._progress(f"{title}: step {steps}" if steps else title)
+                time.sleep(LOOK_S)
+        finally:
+            if run.exit_code is None:
+                run.stop()
+        return run.exit_code or 0
+
+    def _failure(
+        self, arm: Arm, code: int, folder: RunFolder, reports: list[RankReport]
+    ) -> Exception:
+        failed = next((report for report in reports if report.code), None)
+        if not code:
+            return InputError(
+                f"{self._trial.script} has left without ending Python (by os._exit?), so nothing "
+                "is known of what it did"
+            )
+        if failed is None:  # killed before it could write one
+            return RunFailed(arm, code, *folder.said(0))
+        if failed.refused:
+            return NotSupported(
+                f"Bytelane cannot train {self._trial.script} so far: {failed.refused}"
+            )
+        return RunFailed(arm, failed.code, *folder.said(failed.rank))
+
+    @property
+    def _first(self) -> RankReport:
+        """The first run shows what the script is."""
+        return self._reports[DDP][0][0]
+
+    def _require_training(self, report: RankReport, title: str) -> None:
+        script = self._trial.script
+        if not report.wrapped_at:
+            raise InputError(
+                f"{script} never wrapped a model in DistributedDataParallel, so there is nothing "
+                "to compare (models are followed in the processes that torchrun would start)"
+            )
+        if report.steps < LEAST_ITERATIONS:
+            first = report is self._first
+            advice = "let it train longer" if first else "does it go on from its own checkpoint?"
+            raise InputError(
+                f"{script} ended after {report.steps} steps of its optimizer ({title}), but at "
+                f"least {LEAST_ITERATIONS} are needed; {advice}"
+            )
+
+    def _compare(self, arm: Arm, folder: RunFolder) -> None:
+        """Compare the weights with those of the first run, which alone are kept."""
+        reference = self._folder / "reference.pt"
+        if folder.weights.exists() and arm in (DDP, BYTELANE):
+            if reference.exists():
+                found = difference(load_weights(reference), load_weights(folder.weights))
+                self._apart[arm].append(found)
+            else:
+                folder.weights.rename(reference)
+        folder.weights.unlink(missing_ok=True)
+
+    def outcome(self) -> Outcome:
+        """Put all together."""
+        not_compared = self._why_not_compared()
+        return Outcome(
+            self._trial,
+            self._first.world,
+            tuple(self._cell(arm) for arm in self._trial.arms),
+            self._first.steps,
+            self._first.gradient_bytes,
+            self._first.wrapped_at,
+            None if not_compared else _worst(self._apart[BYTELANE]),
+            not_compared,
+            None if not_compared else _worst(self._apart[DDP]),
+            self._agree(BYTELANE) or not self._agree(DDP),
+            _statements(self._said),
+        )
+
+    def _why_not_compared(self) -> str:
+        steps = {ranks[0].steps for arm in (DDP, BYTELANE) for ranks in self._reports[arm]}
+        if len(steps) > 1:
+            return f"the runs made {min(steps)} to {max(steps)} steps"
+        return "" if self._apart[BYTELANE] else "rank 0 was on another machine"
+
+    def _agree(self, arm: Arm) -> bool:
+        """Tell whether the ranks here have ended with the same parameters, every time."""
+        return all(len({report.digest for report in ranks}) == 1 for ranks in self._reports[arm])
+
+    def _cell(self, arm: Arm) -> Cell:
+        slowest = (max((r.times_s for r in ranks), key=median) for ranks in self._reports[arm])
+        return Cell(arm, tuple(slowest))
+
+
+def _statements(text: str) -> tuple[str, ...]:
+    """Return our own lines of an output; those that head a page of figures say nothing alone."""
+    lines = text.splitlines()
+    return tuple(
+        line
+        for line, following in zip(lines, [*lines[1:], ""], strict=True)
+        if line.startswith(OUR_WORDS) and not following.startswith(" ")
+    )
+
+
+def _worst(found: list[Difference]) -> Difference | None:
+    return max(found, key=lambda one: one.largest, default=None)

@@ -1,0 +1,100 @@
+"""Where runs take place: in a lab, or under torchrun on the machines at hand."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from bytelane.errors import InputError
+from bytelane.lab import Lab
+from bytelane.units import format_rate
+
+# How long torchrun waits for its workers before it kills them, and a little more.
+ENDING_S = 40.0
+# Names have the same hashes in all runs, so that sets of them have the same order.
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
+
+
+class Running(Protocol):
+    """A run under way."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, 0 if all ranks have ended well."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+class Place(Protocol):
+    """Starts the program of a rank on every worker."""
+
+    @property
+    def title(self) -> str: ...
+
+    def start(self, folder: Path) -> Running: ...
+
+
+class InLab(NamedTuple):
+    """The hosts of an open lab."""
+
+    lab: Lab
+
+    @property
+    def title(self) -> str:
+        return f"{self.lab.workers} workers, {format_rate(self.lab.rates[0])} ({self.lab.mode} lab)"
+
+    def start(self, folder: Path) -> Running:
+        return self.lab.start(_program(folder), environment=ENVIRONMENT)
+
+
+class Here:
+    """torchrun on this machine, and on all others on which the same command is given."""
+
+    def __init__(self, workers: int, options: str = "--standalone") -> None:
+        if workers < 1:
+            raise InputError(f"{workers} workers are too few; use 1 or more on every machine")
+        try:
+            self._options = [*shlex.split(options), "--nproc-per-node", str(workers)]
+        except ValueError as error:
+            raise InputError(f"torchrun's options {options!r} cannot be read: {error}") from None
+
+    @property
+    def title(self) -> str:
+        return f"no lab, torchrun {shlex.join(self._options)}"
+
+    def start(self, folder: Path) -> Running:
+        command = [sys.executable, "-m", "torch.distributed.run", *self._options, "--no-python"]
+        return _TorchRun([*command, *_program(folder)], folder / "torchrun.log")
+
+
+class _TorchRun:
+    def __init__(self, command: list[str], log: Path) -> None:
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={"OMP_NUM_THREADS": "1", **os.environ, **ENVIRONMENT},
+                start_new_session=True,  # Ctrl-C is for us to hear, and to pass on
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _program(folder: Path) -> list[str]:
+    # -P: the present folder is not among those where modules are found, as for any script.
+    return [sys.executable, "-P", "-m", "bytelane.tryout.rank", str(folder)]

@@ -1,0 +1,121 @@
+"""What a rank of one run does: ``python -m bytelane.tryout.rank FOLDER``, started as by torchrun.
+
+The script runs in this process, as ``python script.py`` would run it.
+"""
+
+import os
+import random
+import sys
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import bytelane
+from bytelane.errors import BytelaneError
+from bytelane.measure.find import Stop
+from bytelane.measure.script import ScriptFailed, run_script
+from bytelane.tryout.folder import RunFolder
+from bytelane.tryout.follow import Follower
+from bytelane.tryout.stand_in import Followed, Prepared, Silent, in_place_of_ddp
+from bytelane.tryout.trial import Errand, RankReport
+from bytelane.tryout.weights import digest_of, save_weights, weights_of
+
+REFUSED = 2
+SENDINGS = 6
+FLOAT_BYTES = 4
+
+
+def main(folder: RunFolder) -> int:
+    """Do this rank's part of a run, write down what came out, return the exit code."""
+    errand, rank = folder.errand(), int(os.environ["RANK"])
+    folder.redirect_output(rank)
+    if errand.arm.way == "communication":
+        report = _send_only(errand.gradient_bytes, rank)
+    else:
+        report = _train(errand, rank, folder)
+    folder.report(report)
+    return report.code
+
+
+def _train(errand: Errand, rank: int, folder: RunFolder) -> RankReport:
+    trial = errand.trial
+    _seed(rank)
+    follower = Follower(trial.iterations, folder.step_counter() if rank == 0 else None)
+    with follower, _stand_in(errand, follower):
+        try:
+            run_script(Path(trial.script), trial.arguments)
+        except Stop:
+            pass
+        except ScriptFailed as failure:
+            return _failed(failure, errand, rank)
+    modules = [wrapper.module for wrapper in follower.wrappers]
+    if rank == 0:
+        save_weights(weights_of(modules), folder.weights)
+    return RankReport(
+        rank,
+        _world(),
+        steps=follower.steps,
+        times_s=follower.steady_s(),
+        wrapped_at=tuple(follower.wrapped_at),
+        gradient_bytes=sum(map(_gradient_bytes, modules)),
+        digest=digest_of(modules),
+    )
+
+
+def _stand_in(errand: Errand, follower: Follower) -> AbstractContextManager[None]:
+    arm = errand.arm
+    if arm.is_ddp:
+        return in_place_of_ddp(Followed, follower=follower, bucket_bytes=arm.bucket_bytes)
+    if arm.way == "compute":
+        return in_place_of_ddp(Silent, follower=follower)
+    runtime = SimpleNamespace(
+        prepare=partial(bytelane.prepare, **errand.trial.knobs),
+        no_sync=bytelane.no_sync,
+        join=bytelane.join,
+    )
+    return in_place_of_ddp(Prepared, follower=follower, runtime=runtime)
+
+
+def _failed(failure: ScriptFailed, errand: Errand, rank: int) -> RankReport:
+    reason = failure.__context__  # what the script itself has not caught
+    if isinstance(reason, BytelaneError) and not errand.arm.is_ddp:
+        return RankReport(rank, _world(), REFUSED, refused=str(reason))
+    print(failure, end="", file=sys.stderr, flush=True)
+    return RankReport(rank, _world(), failure.code)
+
+
+def _seed(rank: int) -> None:
+    """Begin with the same random numbers in every run, and with others on every rank."""
+    random.seed(rank)
+    np.random.seed(rank)
+    torch.manual_seed(rank)
+
+
+def _world() -> int:
+    return int(os.environ["WORLD_SIZE"])
+
+
+def _gradient_bytes(module: torch.nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+
+
+def _send_only(gradient_bytes: int, rank: int) -> RankReport:
+    """Send as much as the gradients have, in the units that turn out best."""
+    from bytelane.bench.trainers import CommunicationTrainer
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    trainer = CommunicationTrainer(gradient_bytes // FLOAT_BYTES * FLOAT_BYTES)
+    trainer.warm_up()
+    times_s = trainer.repeat(SENDINGS)
+    dist.destroy_process_group()
+    return RankReport(rank, _world(), times_s=times_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main(RunFolder(Path(sys.argv[1]))))

@@ -1,0 +1,59 @@
+"""Measure the link as training will use it: through our own engine and transport.
+
+What an operation costs beside its bytes is partly ours: launching it, hearing of its end, launching
+the next. A plan with many small pieces pays that often, so it belongs into the link's overhead.
+"""
+
+import functools
+import time
+
+import torch
+import torch.distributed as dist
+
+from bytelane.cluster import Link
+from bytelane.core import CreditWindow, Operation, Plan, SubTask
+from bytelane.measure import measure_link
+from bytelane.runtime.engine import Engine
+from bytelane.runtime.torch.transport import AllReduceTransport
+
+TIMEOUT_S = 120.0
+
+
+def probe(group: dist.ProcessGroup) -> Link:
+    """Fit a link to rows of our own operations; every rank of the group must call this."""
+    make_row = functools.cache(_Row)
+
+    def send(group: dist.ProcessGroup, size: int, messages: int, in_flight: int) -> float:
+        return make_row(group, size, messages, in_flight).send()
+
+    link, _ = measure_link(group, send=send)
+    return link
+
+
+class _Row:
+    """Operations of one size, one after the other."""
+
+    def __init__(self, group: dist.ProcessGroup, size: int, messages: int, in_flight: int) -> None:
+        total = size * messages
+        operations = tuple(
+            Operation((SubTask(0, start, start + size),)) for start in range(0, total, size)
+        )
+        window = CreditWindow(size * in_flight)
+        plan = Plan("row", (total,), operations, window, barrier=True)
+        self._group = group
+        self._everything = torch.zeros(total // 4)
+        self._transport = AllReduceTransport(plan, [torch.float32], [group], ["everything"])
+        self._engine = Engine(
+            plan, self._transport, tensor_names=("everything",), timeout_s=TIMEOUT_S
+        )
+
+    def send(self) -> float:
+        """Send all of them, and return the seconds that it took."""
+        self._group.barrier().wait()
+        began = time.perf_counter()
+        self._engine.begin_iteration()
+        self._transport.begin_round(0, 0)
+        self._transport.take(0, self._everything)
+        self._engine.notify_ready(0)
+        self._engine.wait([0])
+        return time.perf_counter() - began
