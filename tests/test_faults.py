@@ -1,4 +1,4 @@
-"""A rank is killed, frozen or fails: the others soon say who it was, and where their weights are."""
+"""A rank is killed, frozen or fails: the others soon say who, and where their weights are."""
 
 import re
 from pathlib import Path

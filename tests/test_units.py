@@ -110,7 +110,7 @@ def test_four_digits_of_a_time_survive_the_round_trip(number: int, unit: str) ->
 
 def test_the_printed_unit_is_chosen_for_the_reader() -> None:
     sizes = {0: "0 B", 999: "999 B", 1000: "1 kB", 1024: "1 KiB", 13_835_736: "13.84 MB"}
-    # P3's slices are 160 kB, though 156.25 KiB is exact as well; a quarter of a MiB is not 262.1 kB.
+    # P3's slices are 160 kB, though 156.25 KiB is exact too; a quarter of a MiB is not 262.1 kB.
     sizes |= {160_000: "160 kB", 8_000_000: "8 MB", 2**18: "256 KiB", 512_000: "500 KiB"}
     rates = {0: "0 bit/s", 1.25e9: "10 Gbit/s", 62.5e6: "500 Mbit/s"}
     times = {0: "0 s", 3e-4: "300 us", 0.45: "450 ms", 12: "12 s", 5e-9: "5 ns"}

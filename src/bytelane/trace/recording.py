@@ -1,8 +1,8 @@
 """What one rank's scheduler was told, and when: enough to step the core through it again.
 
 A file of JSON lines. A line with a plan holds for the rounds after it; a line with a round has its
-events, and what was launched. A run that is killed leaves whole lines and perhaps one half, which is
-left out when the file is read.
+events, and what was launched. A run that is killed leaves whole lines and perhaps one half, which
+is left out when the file is read.
 """
 
 from collections.abc import Iterator
