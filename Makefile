@@ -2,7 +2,7 @@
 #   make demo    the simulator, a two-rank run beside its own prediction, a script under DDP and ours
 #   make test    format, lint, types, import contracts, tests with coverage
 #   make docs    the pages in docs/ as HTML, in out/docs
-#   make soak    a thousand labs, started and killed; a thousand training runs at random
+#   make soak    a thousand labs, started and killed; a thousand training runs at random; faults
 
 PYTHON ?= python3
 VENV := .venv
@@ -53,6 +53,7 @@ soak: $(VENV)/.dev
 	$(BIN)/python tests/soak/lab.py --cycles 1000
 	$(BIN)/python tests/soak/watch.py --events 1000
 	$(BIN)/python tests/soak/training.py --seeds 1000
+	$(BIN)/python tests/soak/faults.py --count 300
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

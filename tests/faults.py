@@ -20,7 +20,8 @@ from bytelane.errors import TrainingError
 from bytelane.runtime.torch import session_of
 from training import loss_of, make
 
-KNOBS: dict[str, Any] = {"policy": "bytescheduler", "partition": "1KiB", "credit": "2KiB"}
+PARTS: dict[str, Any] = {"policy": "bytescheduler", "partition": "1KiB", "credit": "2KiB"}
+HALVES: dict[str, Any] = {"policy": "dear", "fusion": "4KiB"}
 STEPS = 2000
 PAUSE_S = 0.005
 END_S = 60.0
@@ -55,12 +56,14 @@ class Outcome:
     """Processes that were still there after everybody should have ended."""
 
 
-def run_fault(fault: str, moment: int, folder: Path, world: int = 2) -> Outcome:
+def run_fault(
+    fault: str, moment: int, folder: Path, world: int = 2, knobs: dict[str, Any] = PARTS
+) -> Outcome:
     """Train, hurt the last rank at some call of a hook, and wait for what the others say."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["torch", "bytelane.runtime.torch", "training"])
     ranks = [
-        context.Process(target=_train, args=(rank, world, folder, fault, moment))
+        context.Process(target=_train, args=(rank, world, folder, knobs, fault, moment))
         for rank in range(world)
     ]
     for process in ranks:
@@ -107,13 +110,15 @@ def checksums(net: torch.nn.Module) -> list[int]:
     return [zlib.crc32(p.detach().numpy().tobytes()) for p in net.parameters()]
 
 
-def _train(rank: int, world: int, folder: Path, fault: str, moment: int) -> None:
+def _train(
+    rank: int, world: int, folder: Path, knobs: dict[str, Any], fault: str, moment: int
+) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     sys.stdout = sys.stderr = (folder / f"output{rank}").open("w")  # type: ignore[assignment]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
     net, opt = make()
-    bytelane.prepare(net, opt, timeout_s=END_S, **KNOBS)
+    bytelane.prepare(net, opt, timeout_s=END_S, **knobs)
     if rank == world - 1:
         _be_hurt(net, opt, fault, moment, folder)
     error: BaseException | None = None

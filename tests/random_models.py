@@ -4,7 +4,6 @@ One seed is one run, the same on every machine. ``python tests/soak/training.py 
 again and shows what it is.
 """
 
-import gc
 import io
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -20,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from cases.arms import CLASSES, FEATURES, Arm, Ddp, Ours
 from cases.compare import Values, differences, digest
 from cases.parts import state_of, weights
+from cases.trial import drop_models
 
 WIDTH = 16
 
@@ -221,7 +221,7 @@ def judge(rank: int, seed: int) -> list[str]:
             told = differences(
                 ours, train(drawn, Ours(rank, world, knobs=drawn.knobs, barrier=True))
             )
-    gc.collect()
+    drop_models()
     return told + unequal_ranks(ours)
 
 

@@ -4,7 +4,6 @@ A hang is a failure: a case that does not answer in time is ended, with all its 
 next case gets new ones.
 """
 
-import gc
 import multiprocessing as mp
 import os
 import tempfile
@@ -99,7 +98,6 @@ def _serve(rank: int, world: int, folder: str, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    gc.freeze()  # cases collect their garbage, and need not look through all of torch for it
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
     while True:

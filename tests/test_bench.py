@@ -156,7 +156,7 @@ def test_the_table_has_a_line_a_contender(tmp_path: Path) -> None:
     command += ["--iterations", "3", "--repetitions", "2", "--bytes", "100kB", "--ratio", "0.5"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
-    ours = ("bytelane, bytescheduler in ready order", "bytelane, bytescheduler")
+    ours = ("bytelane, units in ready order", "bytelane, auto")
     for name in ("compute only", "DDP, 1 MiB buckets", *ours):
         assert any(line.startswith(name) for line in done.stdout.splitlines()), name
     assert "FSDP2 did not run here" in done.stdout
@@ -204,7 +204,7 @@ def test_impossible_experiments_are_refused(changes: dict[str, object], complain
         lambda: Conditions(slow_rank=0.0),
         lambda: Ddp(0),
         lambda: Ours("nonsense", None),
-        lambda: Ours("dear", None),
+        lambda: Ours("sequential", None),
         lambda: Ours("optimal", Knobs()),
         lambda: Ours("fusion", None, in_ready_order=True),
     ],

@@ -2,6 +2,7 @@
 
 import threading
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,6 +135,24 @@ def test_it_is_told_whose_gradients_must_come_first() -> None:
     assert engine.unready_before([]) == []
     engine.notify_ready(1)
     assert engine.unready() == engine.unready_before([0, 1, 2]) == []
+
+
+def test_of_a_plan_in_halves_nothing_arrives_before_all_is_ready_and_gathered() -> None:
+    plan = msgspec.structs.replace(bucket_plan([4, 4], bucket_bytes=1), gather_order=(1, 0))
+    transport = Manual()
+    engine = engine_of(transport, plan)  # tensor 1, then 0; gathered 0, then 1
+    engine.notify_ready(1)
+    assert engine.unready_before([1]) == [0]
+    engine.notify_ready(0)
+    transport.finish(0)
+    assert not engine.has_arrived(1)
+    transport.finish(1)
+    assert transport.launched == [0, 1, 3, 2]
+    transport.finish(3)
+    assert (engine.has_arrived(0), engine.has_arrived(1)) == (True, False)
+    transport.finish(2, RuntimeError("connection reset"))
+    with pytest.raises(TransferFailed, match="t1 failed: connection reset"):
+        engine.wait([1])
 
 
 def test_whoever_waits_long_is_told_so_until_the_time_is_over(

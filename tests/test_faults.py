@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from faults import MOMENTS_IN_A_STEP, Outcome, expected_weights, run_fault
+from faults import HALVES, MOMENTS_IN_A_STEP, Outcome, expected_weights, run_fault
 
 SOON_S = 10.0
 # Moments in the first iteration, in one that is measured, and under a plan.
 KILLS = [3, 12, 2 * MOMENTS_IN_A_STEP + 9, 6 * MOMENTS_IN_A_STEP + 2, 9 * MOMENTS_IN_A_STEP + 11]
+# Before a gather is waited for, and when some of the gradients have been scattered.
+IN_HALVES = [6 * MOMENTS_IN_A_STEP + 3, 8 * MOMENTS_IN_A_STEP + 10]
 FREEZES = [2 * MOMENTS_IN_A_STEP + 9, 7 * MOMENTS_IN_A_STEP + 1]
 
 
@@ -44,6 +46,17 @@ def test_a_killed_rank_is_named(tmp_path: Path, moment: int, expected: list[list
     (report,) = outcome.survivors
     assert (report.error, report.peer) == ("PeerLost", 1)
     assert report.message.startswith("rank 1 has died")
+
+
+@pytest.mark.parametrize("fault", ["kill", "freeze"])
+@pytest.mark.parametrize("moment", IN_HALVES)
+def test_a_rank_that_is_lost_between_the_halves_is_named(
+    tmp_path: Path, fault: str, moment: int, expected: list[list[int]]
+) -> None:
+    outcome = run_fault(fault, moment, tmp_path, knobs=HALVES)
+    require_sound(outcome, expected)
+    (report,) = outcome.survivors
+    assert (report.error, report.peer) == ("PeerLost" if fault == "kill" else "PeerFrozen", 1)
 
 
 @pytest.mark.parametrize("moment", FREEZES)

@@ -25,6 +25,7 @@ POLICIES: list[dict[str, Any]] = [
     {"policy": "bytescheduler", "partition": "1KiB", "credit": "3KiB"},
     {"policy": "bytescheduler", "partition": 1001, "credit": 1},
     {"policy": "units", "partition": "2KiB", "credit": "4KiB"},
+    {"policy": "dear", "fusion": "4KiB"},
 ]
 
 

@@ -170,7 +170,7 @@ def test_without_a_process_group_there_is_nothing_to_do(
         ({"partition": "0B"}, "must be 1 or more"),
         ({"partition": "1Gbit"}, "not a size"),
         ({"policy": "fifo", "credit": "1MiB"}, "has no effect under policy fifo"),
-        ({"policy": "dear"}, "can be simulated, but not yet carried out"),
+        ({"policy": "dear", "partition": "1MiB"}, "partition has no effect under policy dear"),
         ({"policy": "sequential"}, "can be simulated, but not yet carried out"),
         ({"policy": "optimal"}, "can be simulated, but not yet carried out"),
         ({"policy": "tac"}, "no meaning for allreduce"),

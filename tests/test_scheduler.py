@@ -132,7 +132,7 @@ def test_events_are_kept_for_a_bug_report_and_reset_begins_anew() -> None:
     assert scheduler.notify_ready(2, now=9.0) == [Start(2, 9.0)]
 
 
-knob_values = st.builds(Knobs, st.integers(1, 40), st.integers(1, 80))
+knob_values = st.builds(Knobs, st.integers(1, 40), st.integers(1, 80), st.integers(1, 80))
 
 
 def drive(scheduler: Scheduler, tensors: int, data: st.DataObject) -> tuple[list[int], list[int]]:
@@ -202,15 +202,21 @@ def test_the_queue_gives_out_the_least_priority_and_then_the_first_that_came(
     assert not expected
 
 
-@given(jobs(), knob_values, st.sampled_from(["fifo", "bytescheduler"]), st.data())
+@given(jobs(), knob_values, st.sampled_from(["fifo", "bytescheduler", "dear", "fsdp"]), st.data())
 def test_replaying_a_recorded_plan_gives_the_same_order_at_the_same_events(
     job: Job, knobs: Knobs, name: str, data: st.DataObject
 ) -> None:
     policy = make_policy(name, job, knobs)
     first = Scheduler.of_policy(policy, job)
     starts, _ = drive(first, len(job.tensors), data)
-    plan = Plan.record(policy, job, policy.cut(job), [[operation] for operation in starts])
-    number_in_plan = {operation: k for k, operation in enumerate(starts)}
+    count = policy.cut(job).operation_count
+    gathered = [operation - count for operation in starts[count:]]
+    messages = [[piece] for piece in starts[:count]]
+    plan = Plan.record(policy, job, policy.cut(job), messages, 1, gathered)
+    # The second half of an operation is as many further on as there are first ones.
+    place = {piece: k for k, piece in enumerate(starts[:count])}
+    number_in_plan = {k: k // count * count + place[k % count] for k in starts}
+    operation_of = {number: operation for operation, number in number_in_plan.items()}
     again = Scheduler.of_plan(Plan.decode(plan.encode()))
     replayed: list[int] = []
     for event in first.events:
@@ -218,4 +224,4 @@ def test_replaying_a_recorded_plan_gives_the_same_order_at_the_same_events(
             replayed += started(again.notify_ready(event.which, event.now))
         else:  # the same transfer must be in flight at the same moment, or this raises
             replayed += started(again.notify_finish(number_in_plan[event.which], event.now))
-    assert [starts[k] for k in replayed] == starts
+    assert [operation_of[number] for number in replayed] == starts

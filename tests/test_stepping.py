@@ -21,6 +21,13 @@ MAKERS: dict[str, Maker] = {
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.9),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
     "nadam": lambda p: torch.optim.NAdam(p, lr=0.1),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+    "muon": lambda p: torch.optim.Muon(p, lr=0.1),
+    "adadelta": lambda p: torch.optim.Adadelta(p, lr=0.1),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.1),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.1),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.1),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.1),
 }
 
 

@@ -24,6 +24,7 @@ from training import STEPS, equal, loss_of, make, train, trained_by_ddp, trained
 FIFO: dict[str, Any] = {"policy": "fifo"}
 SMALL_PARTS: dict[str, Any] = {"policy": "bytescheduler", "partition": "1KiB", "credit": "2KiB"}
 ODD_PARTS: dict[str, Any] = {"policy": "bytescheduler", "partition": 1001, "credit": 1}
+SMALL_GROUPS: dict[str, Any] = {"policy": "dear", "fusion": "4KiB"}
 WHOLE: dict[str, Any] = {"policy": "bytescheduler"}
 
 
@@ -36,21 +37,24 @@ def same_as_ddp(rank: int, **case: Any) -> bool:
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
-@pytest.mark.parametrize("prepare", [FIFO, SMALL_PARTS, ODD_PARTS, WHOLE], ids=str)
+@pytest.mark.parametrize("prepare", [FIFO, SMALL_PARTS, ODD_PARTS, SMALL_GROUPS, WHOLE], ids=str)
 def test_weights_equal_ddp(two_ranks: Pool, optimizer: str, prepare: dict[str, Any]) -> None:
     case = {"model": "chain", "optimizer": optimizer, "prepare": prepare}
     assert two_ranks.run(same_as_ddp, **case) == [True, True]
 
 
-@pytest.mark.parametrize("policy", ["fusion", "mg-wfbp", "p3"])
+@pytest.mark.parametrize("policy", ["fusion", "mg-wfbp", "p3", "dear", "fsdp"])
 def test_every_policy_that_can_be_planned_equals_ddp(two_ranks: Pool, policy: str) -> None:
     case = {"model": "chain", "optimizer": "momentum", "prepare": {"policy": policy}}
     assert two_ranks.run(same_as_ddp, **case) == [True, True]
 
 
+@pytest.mark.parametrize("prepare", [SMALL_PARTS, SMALL_GROUPS], ids=str)
 @pytest.mark.parametrize("model", ["tied", "backwards"])
-def test_tied_and_oddly_registered_models_equal_ddp(two_ranks: Pool, model: str) -> None:
-    case = {"model": model, "optimizer": "adamw", "prepare": SMALL_PARTS}
+def test_tied_and_oddly_registered_models_equal_ddp(
+    two_ranks: Pool, model: str, prepare: dict[str, Any]
+) -> None:
+    case = {"model": model, "optimizer": "adamw", "prepare": prepare}
     assert two_ranks.run(same_as_ddp, **case) == [True, True]
 
 
@@ -59,14 +63,17 @@ def test_zeroing_gradients_in_place_equals_ddp(two_ranks: Pool) -> None:
     assert two_ranks.run(same_as_ddp, set_to_none=False, **case) == [True, True]
 
 
-def on_four_ranks(rank: int) -> tuple[bool, list[torch.Tensor]]:
-    ours = trained_by_us(rank, "chain", "momentum", SMALL_PARTS)
+def on_four_ranks(rank: int, prepare: dict[str, Any]) -> tuple[bool, list[torch.Tensor]]:
+    ours = trained_by_us(rank, "chain", "momentum", prepare)
     ddp = trained_by_ddp(rank, "chain", "momentum")
     return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, ddp, strict=True)), ours
 
 
-def test_four_ranks_agree_exactly_and_with_ddp_up_to_rounding(four_ranks: Pool) -> None:
-    answers = four_ranks.run(on_four_ranks)
+@pytest.mark.parametrize("prepare", [SMALL_PARTS, SMALL_GROUPS], ids=str)
+def test_four_ranks_agree_exactly_and_with_ddp_up_to_rounding(
+    four_ranks: Pool, prepare: dict[str, Any]
+) -> None:
+    answers = four_ranks.run(on_four_ranks, prepare=prepare)
     assert all(close for close, _ in answers)
     assert all(equal(answers[0][1], other) for _, other in answers)
 
@@ -124,10 +131,10 @@ def test_the_comparison_with_ddp_sees_a_mutation(
     assert two_ranks.run(mutated, mutation=mutation) == [same, same]
 
 
-def out_of_step(rank: int, how: str) -> tuple[str, bool]:
+def out_of_step(rank: int, how: str, prepare: dict[str, Any]) -> tuple[str, bool]:
     """Let rank 1 launch other operations of the same sizes: gloo adds them up without a word."""
     net, opt = make()
-    bytelane.prepare(net, opt, timeout_s=20, **SMALL_PARTS)
+    bytelane.prepare(net, opt, timeout_s=20, **prepare)
     train(net, opt, rank, steps=5)
     session = session_of(net)
     session.flush()
@@ -138,6 +145,9 @@ def out_of_step(rank: int, how: str) -> tuple[str, bool]:
         k = next(k for k in range(len(sizes) - 1) if sizes[k] == sizes[k + 1])
         operations[k : k + 2] = reversed(operations[k : k + 2])
         changed = msgspec.structs.replace(session.plan, operations=tuple(operations))
+        session._sync.install(changed, session.trained)
+    elif rank == 1 and how == "another order of gathering":
+        changed = msgspec.structs.replace(session.plan, gather_order=(4, 3, 2, 1, 0))
         session._sync.install(changed, session.trained)
     elif rank == 1:
         session._rounds.step += 1
@@ -150,11 +160,20 @@ def out_of_step(rank: int, how: str) -> tuple[str, bool]:
     return "nothing was noticed", False
 
 
-@pytest.mark.parametrize("how", ["another plan", "another iteration"])
+@pytest.mark.parametrize(
+    ("how", "prepare"),
+    [
+        ("another plan", SMALL_PARTS),
+        ("another iteration", SMALL_PARTS),
+        ("another order of gathering", SMALL_GROUPS),
+        ("another iteration", SMALL_GROUPS),
+    ],
+    ids=str,
+)
 def test_ranks_out_of_step_are_noticed_before_anything_is_applied(
-    two_ranks: Pool, how: str
+    two_ranks: Pool, how: str, prepare: dict[str, Any]
 ) -> None:
-    for message, untouched in two_ranks.run(out_of_step, how=how):
+    for message, untouched in two_ranks.run(out_of_step, how=how, prepare=prepare):
         assert "met another operation on another rank" in message
         assert untouched
 
@@ -162,9 +181,9 @@ def test_ranks_out_of_step_are_noticed_before_anything_is_applied(
 # --- nobody waits who need not, and nobody sees anything stale ----------------------------------
 
 
-def overlapping(rank: int) -> tuple[int, int]:
+def overlapping(rank: int, prepare: dict[str, Any]) -> tuple[int, int]:
     net, opt = make()
-    bytelane.prepare(net, opt, timeout_s=30, **SMALL_PARTS)
+    bytelane.prepare(net, opt, timeout_s=30, **prepare)
     train(net, opt, rank, steps=5)
     session = session_of(net)
     session.flush()
@@ -182,17 +201,20 @@ def overlapping(rank: int) -> tuple[int, int]:
     return owed, len(session._owed)
 
 
-def test_step_returns_while_transfers_are_under_way(two_ranks: Pool) -> None:
-    (owed_by_first, left), _ = two_ranks.run(overlapping)
+@pytest.mark.parametrize("prepare", [SMALL_PARTS, SMALL_GROUPS], ids=str)
+def test_step_returns_while_transfers_are_under_way(
+    two_ranks: Pool, prepare: dict[str, Any]
+) -> None:
+    (owed_by_first, left), _ = two_ranks.run(overlapping, prepare=prepare)
     # Rank 1 has sent nothing yet, so rank 0 can have received nothing, and step() has returned.
     assert owed_by_first == 8
     assert left == 0
 
 
-def looking(rank: int, look: str) -> bool:
+def looking(rank: int, look: str, prepare: dict[str, Any]) -> bool:
     """Look after every step at what DDP shows, and compare each time."""
     net, opt = make()
-    bytelane.prepare(net, opt, timeout_s=30, **SMALL_PARTS)
+    bytelane.prepare(net, opt, timeout_s=30, **prepare)
     twin, twin_opt = make()
     ddp = DistributedDataParallel(twin)
     same = True
@@ -246,9 +268,12 @@ LOOKS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("prepare", [SMALL_PARTS, SMALL_GROUPS], ids=str)
 @pytest.mark.parametrize("look", LOOKS)
-def test_whoever_looks_sees_what_ddp_shows(two_ranks: Pool, look: str) -> None:
-    assert two_ranks.run(looking, look=look) == [True, True]
+def test_whoever_looks_sees_what_ddp_shows(
+    two_ranks: Pool, look: str, prepare: dict[str, Any]
+) -> None:
+    assert two_ranks.run(looking, look=look, prepare=prepare) == [True, True]
 
 
 def copied(rank: int) -> list[str]:

@@ -72,7 +72,13 @@ def train(title: str, way: str, arm: Arm) -> Values:
     try:
         return run(title, way, arm)
     finally:
-        gc.collect()  # sockets and threads of the models that it has made
+        drop_models()
+
+
+def drop_models() -> None:
+    """Let go of the sockets and threads of models; what stays is not looked through again."""
+    gc.collect()
+    gc.freeze()
 
 
 def complaints(entry: Case, reports: list[Report]) -> list[str]:

@@ -103,7 +103,7 @@ class _Contest:
         if isinstance(contender, CommunicationOnly):
             return self._communication
         workload = _workload(self._experiment, self._job)
-        keep = (self._experiment.iterations + 2) * self._experiment.repetitions
+        keep = (self._experiment.iterations + 1) * self._experiment.repetitions
         trainer = make_trainer(contender, workload, self._link, keep)
         trainer.warm_up()
         return trainer
@@ -157,7 +157,7 @@ def _measured(model: str) -> Job:
 def _finds_a_mutation(workload: Workload) -> bool:
     """Put one piece one element too far, and see whether the check of the weights notices."""
     _say("proving that the check can fail")
-    planner = make_planner("bytescheduler", MUTATED_KNOBS)
+    planner = make_planner("units", MUTATED_KNOBS)
     trainer = OurTrainer(workload, planner, MUTATED_ITERATIONS)
     trainer.warm_up()
     transport = trainer.session.transport

@@ -58,13 +58,13 @@ class PlainTrainer:
 
     def repeat(self, iterations: int) -> tuple[float, ...]:
         """Return so many times from one forward pass to the next, in the steady state."""
-        # Nothing is under way when the first begins, and nobody sees the last one end.
-        starts = []
-        for _ in range(iterations + 2):
-            starts.append(time.perf_counter())
+        self._train_once()  # nothing is under way when this one begins
+        starts = [time.perf_counter()]
+        for _ in range(iterations):
             self._train_once()
+            starts.append(time.perf_counter())
         self.flush()
-        return tuple(b - a for a, b in pairwise(starts[1:]))
+        return tuple(b - a for a, b in pairwise(starts))
 
     def flush(self) -> None:
         """Wait for what is still under way."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bytelane.core.kernel import CREDIT, FUSION, IN_ORDER, NOTHING, Ints, State, reset
+from bytelane.core.kernel import CREDIT, FUSION, IN_ORDER, NOTHING, Ints, State
 from bytelane.core.knobs import CreditWindow
 from bytelane.core.plan import Plan
 from bytelane.core.policy import Policy
@@ -91,9 +91,9 @@ def _lay_out(
         served_from = np.concatenate([np.zeros(behind_gates, dtype=np.int64), served_from])
     gate, released = _gates(rules, copies, count)
     urgency, line_from, urgency_from = _lines(rules, copies, count)
-    stage, missing, queue = np.empty((3, lanes * count), dtype=np.int64)
-    line_head, line_length, heap = np.empty((3, line_from.size), dtype=np.int64)
-    state = State(
+    stage, queue = np.zeros((2, lanes * count), dtype=np.int64)
+    line_head, line_length, heap = np.zeros((3, line_from.size), dtype=np.int64)
+    return State(
         size=_in_every(lanes, pieces.operation_bytes),
         lane=np.arange(lanes).repeat(count),
         lane_from=np.array([lane * count for lane in range(lanes + 1)]),
@@ -110,8 +110,9 @@ def _lay_out(
         waits_for=waits_for,
         servers=needed.counts,  # who takes from a tensor also brings it home
         openers=released.counts,
+        # As a reset leaves it.
         stage=stage,
-        missing=missing,
+        missing=waits_for.copy(),
         operations_missing=needed.counts.copy(),
         openers_missing=released.counts.copy(),
         queue=queue,
@@ -120,8 +121,6 @@ def _lay_out(
         heap=heap,
         counters=np.zeros((lanes, FUSION + 1), dtype=np.int64),
     )
-    reset(state)
-    return state
 
 
 class _Pairs(NamedTuple):

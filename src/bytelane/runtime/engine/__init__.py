@@ -1,5 +1,5 @@
 """The wall-clock engine, without any framework: a plan, a transport, waiting, faults."""
 
-from bytelane.runtime.engine.engine import PATIENCE_S, Engine, Transfer
+from bytelane.runtime.engine.engine import Engine, Transfer
 
-__all__ = ["PATIENCE_S", "Engine", "Transfer"]
+__all__ = ["Engine", "Transfer"]

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from bytelane.errors import PeerError, TransferFailed, TransferTimeout
-from bytelane.runtime.engine import PATIENCE_S
+from bytelane.runtime.engine.engine import PATIENCE_S
 
 # A transfer to a dead rank fails before its sentinel has told of the death.
 VERDICT_S = 3.0

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from bytelane.errors import PeerError, TrainingError
-from bytelane.runtime.engine import PATIENCE_S
+from bytelane.runtime.engine.engine import PATIENCE_S
 from bytelane.runtime.torch.control import Control
 from bytelane.runtime.watch.address import reachable_address
 from bytelane.runtime.watch.standing import waiting_line

@@ -21,6 +21,11 @@ SEPARABLE_OPTIMIZERS = (
     torch.optim.NAdam,
     torch.optim.Adafactor,
     torch.optim.Muon,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.ASGD,
+    torch.optim.RAdam,
+    torch.optim.Rprop,
 )
 
 
