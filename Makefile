@@ -1,6 +1,7 @@
 # The commands of the README do all the set-up by themselves, in .venv.
 #   make demo    the simulator, a two-rank run beside its own prediction, a script under DDP and ours
 #   make test    format, lint, types, import contracts, tests with coverage
+#   make cases   every way of training beside DDP: a table of cases, on two and four processes
 #   make docs    the pages in docs/ as HTML, in out/docs
 #   make soak    a thousand labs, started and killed; a thousand training runs at random; faults
 
@@ -11,8 +12,9 @@ BIN := $(VENV)/bin
 HAS_TORCH := $(shell $(PYTHON) tools/has_torch.py && echo yes)
 VENV_FLAGS := $(if $(HAS_TORCH),--system-site-packages)
 TORCH := $(if $(HAS_TORCH),,torch)
+WITHOUT_CASES := --ignore=tests/test_cases.py --ignore=tests/test_cases_on_four.py
 
-.PHONY: demo test docs soak format lint types contracts unit clean
+.PHONY: demo test cases docs soak format lint types contracts unit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/bytelane simulate examples/vgg16.toml --workers 4 --bandwidth 25Gbit --policy fifo
@@ -39,10 +41,14 @@ contracts: $(VENV)/.dev
 # stricter rule: every branch is taken by some test.
 unit: $(VENV)/.dev
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n 2 --dist loadfile
+	$(BIN)/coverage run -m pytest -n 2 --dist loadfile $(WITHOUT_CASES)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include='src/bytelane/core/*' --fail-under=100
+
+# Every way of training beside DDP, on two and on four processes.
+cases: $(VENV)/.dev
+	$(BIN)/pytest -n 2 --dist loadfile tests/test_cases.py tests/test_cases_on_four.py
 
 # Warnings are errors: a link that leads nowhere, a name that is not there.
 docs: $(VENV)/.docs

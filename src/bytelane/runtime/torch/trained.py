@@ -13,7 +13,7 @@ class Trained:
     def __init__(self, model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self._everything = [*model.parameters()]
         self._was = _seen(self._everything)
-        self._in_optimizers = _in_groups(optimizers)
+        self._known = {id(p) for p in self._everything} | _in_groups(optimizers)
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and p.numel()]
         self.names = tuple(name for name, _ in named)
         self.parameters = tuple(p for _, p in named)
@@ -45,8 +45,8 @@ class Trained:
         return {self._number[id(p)] for p in parameters if id(p) in self._number}
 
     def has_changed(self, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
-        """Tell whether something was frozen, unfrozen, cast or given to an optimizer since."""
-        if _in_groups(optimizers) != self._in_optimizers:
+        """Tell whether something was frozen, unfrozen, cast or added since."""
+        if not _in_groups(optimizers) <= self._known:
             return True
         with torch._C.DisableTorchFunction():  # nobody has to be told of this look
             return _seen(self._everything) != self._was
@@ -89,5 +89,5 @@ def parameters_of(owner: torch.nn.Module | torch.optim.Optimizer) -> list[torch.
     return [p for group in owner.param_groups for p in group["params"]]
 
 
-def _in_groups(optimizers: Iterable[torch.optim.Optimizer]) -> list[int]:
-    return [id(p) for optimizer in optimizers for p in parameters_of(optimizer)]
+def _in_groups(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
+    return {id(p) for optimizer in optimizers for p in parameters_of(optimizer)}
