@@ -32,10 +32,6 @@ BEFORE_TRAINING: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
         lambda: with_optimizer(DistributedDataParallel(torch.nn.Linear(3, 3))),
         "give prepare() the model inside it",
     ),
-    "compiled": (
-        lambda: with_optimizer(torch.compile(torch.nn.Linear(3, 3))),
-        "is a OptimizedModule; give prepare() the plain module",
-    ),
     "sparse": (
         lambda: with_optimizer(torch.nn.Embedding(4, 4, sparse=True)),
         "the model has sparse gradients",
@@ -106,7 +102,7 @@ WHILE_TRAINING: dict[str, tuple[Callable[[int, Any, Any], None], str]] = {
 
 def refused_while(rank: int, case: str, after: int) -> str:
     net, opt = make()
-    bytelane.prepare(net, opt, partition="1KiB", timeout_s=20)
+    bytelane.prepare(net, opt, policy="bytescheduler", partition="1KiB", timeout_s=20)
     train(net, opt, rank, steps=after)
     try:
         WHILE_TRAINING[case][0](rank, net, opt)
@@ -167,8 +163,8 @@ def test_without_a_process_group_there_is_nothing_to_do(
     ("arguments", "complaint"),
     [
         ({"policy": "bytescheduller"}, "did you mean bytescheduler"),
-        ({"partition": "0B"}, "must be 1 or more"),
-        ({"partition": "1Gbit"}, "not a size"),
+        ({"policy": "p3", "partition": "0B"}, "must be 1 or more"),
+        ({"policy": "p3", "partition": "1Gbit"}, "not a size"),
         ({"policy": "fifo", "credit": "1MiB"}, "has no effect under policy fifo"),
         ({"policy": "dear", "partition": "1MiB"}, "partition has no effect under policy dear"),
         ({"policy": "sequential"}, "can be simulated, but not yet carried out"),
