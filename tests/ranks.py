@@ -41,6 +41,9 @@ class Pool:
         """Run ``case(rank, **arguments)`` everywhere; raise if it fails or hangs anywhere."""
         if not self._processes:
             self._start()
+        if dead := [r for r, process in enumerate(self._processes) if not process.is_alive()]:
+            self._end()
+            raise RankFailed(f"ranks {dead} died after the case before this one")
         for pipe in self._pipes:
             pipe.send((case, arguments))
         answers = self._collect()

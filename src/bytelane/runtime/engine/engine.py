@@ -94,11 +94,11 @@ class Engine:
         with self._changed:
             return self._scheduler.is_ready(tensor)
 
-    def has_arrived(self, tensor: int) -> bool:
-        """Tell whether this tensor is synchronised, without waiting."""
+    def arrived(self, tensors: Iterable[int]) -> list[int]:
+        """Return those among these tensors that are synchronised, without waiting."""
         with self._changed:
             self._raise_failure()
-            return self._scheduler.is_synchronised(tensor)
+            return [t for t in tensors if self._scheduler.is_synchronised(t)]
 
     def wait(self, tensors: Iterable[int]) -> None:
         """Return when all of these tensors are synchronised; raise what went wrong instead."""

@@ -34,7 +34,7 @@ class Onlooker:
         self._by_memory: dict[int, set[int]] = defaultdict(set)
         self._memory_of: dict[int, list[int]] = {}
         self.paused = False
-        _mode.onlookers.add(self)
+        _mode.add(self)
 
     def watch(self, number: int, tensors: Iterable[torch.Tensor]) -> None:
         """From now on call ``settle({number})`` before anybody uses one of these."""
@@ -59,13 +59,17 @@ class Onlooker:
         finally:
             self.paused = before
 
+    @property
+    def is_looking(self) -> bool:
+        """Tell whether anything is behind, and nobody has asked to look away."""
+        return bool(self._by_memory) and not self.paused
+
     def look(self, values: Iterable[Any]) -> None:
         """Settle what is behind among the arguments of a torch function."""
-        if self._by_memory and not self.paused:
-            seen = set().union(*(self._by_memory.get(place, ()) for place in _memory(values)))
-            settle = self._settle()
-            if seen and settle is not None:
-                settle(seen)
+        seen = set().union(*(self._by_memory.get(place, ()) for place in _memory(values)))
+        settle = self._settle()
+        if seen and settle is not None:
+            settle(seen)
 
     @staticmethod
     def start_watching() -> None:
@@ -93,7 +97,15 @@ class _Mode(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.onlookers: weakref.WeakSet[Onlooker] = weakref.WeakSet()
+        # A tuple, since it is walked through at every call of a torch function.
+        self._onlookers: tuple[weakref.ref[Onlooker], ...] = ()
+
+    def add(self, onlooker: "Onlooker") -> None:
+        """Show everything to this one too, for as long as it lives."""
+        self._onlookers = (*self._onlookers, weakref.ref(onlooker, self._remove))
+
+    def _remove(self, gone: "weakref.ref[Onlooker]") -> None:
+        self._onlookers = tuple(known for known in self._onlookers if known is not gone)
 
     def __torch_function__(
         self,
@@ -104,9 +116,11 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         if torch.compiler.is_compiling():  # compiled code is entered through a gate
             return func(*args, **(kwargs or {}))
-        for onlooker in list(self.onlookers):
-            onlooker.look((*args, *(kwargs or {}).values()))
-        return func(*args, **(kwargs or {}))
+        for known in self._onlookers:
+            onlooker = known()
+            if onlooker is not None and onlooker.is_looking:
+                onlooker.look((*args, *kwargs.values()) if kwargs else args)
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 _mode = _Mode()

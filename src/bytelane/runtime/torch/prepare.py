@@ -1,7 +1,6 @@
 """Put the hooks on the user's own model and optimizer."""
 
 import atexit
-import contextlib
 import functools
 import types
 import weakref
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from bytelane import __version__
 from bytelane.core import Planner
 from bytelane.errors import NotSupported, TrainingError
-from bytelane.runtime.torch import agreement
+from bytelane.runtime.torch import agreement, groups
 from bytelane.runtime.torch.control import Control
 from bytelane.runtime.torch.gate import (
     Gate,
@@ -59,7 +58,7 @@ def attach(
         raise NotSupported("this model is prepared already; call prepare() once")
     sockets = Sockets()
     with sockets.collecting():
-        group, agreeing = _new_group(), _new_group()
+        group, agreeing = groups.open_group(), groups.open_group()
     control = Control(agreeing, timeout_s)
     control.peers = peers = meet(control)
     agreement.refuse_together(first_problem(model, optimizers), control)
@@ -93,7 +92,7 @@ def attach(
     Onlooker.start_watching()
     session.farewell = farewell
     _sessions[id(model)] = session
-    weakref.finalize(session, _drop, group, agreeing).atexit = False
+    weakref.finalize(session, groups.drop, group, agreeing).atexit = False
     _flush_all_at_exit()
     return session
 
@@ -114,27 +113,11 @@ def session_of(model: torch.nn.Module) -> Session:
     return session
 
 
-def _new_group() -> dist.ProcessGroup:
-    # Groups of our own: an operation of ours never meets a collective of the user's.
-    group = dist.new_group(backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)
-    group.barrier().wait()  # opens its sockets
-    return group
-
-
 def _agree_on_model(model: torch.nn.Module, control: Control) -> None:
     agreement.require_equal("the version of bytelane", __version__, control)
     agreement.require_equal("the model", describe(model), control)
     with torch.no_grad():
         agreement.copy_from(0, [*model.parameters(), *model.buffers()], control)
-
-
-def _drop(*groups: dist.ProcessGroup) -> None:
-    """Close the sockets and threads of a model that its user has dropped."""
-    for group in groups:
-        # The user may have destroyed all groups already.
-        with contextlib.suppress(Exception):
-            dist.destroy_process_group(group)
 
 
 def _hook_model(model: torch.nn.Module, session: Session) -> None:

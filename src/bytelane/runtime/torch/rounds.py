@@ -4,7 +4,7 @@ Usually a round is a backward pass. A second backward pass before ``step()`` is 
 what no backward pass has reached takes part too, or the other ranks would wait for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -152,8 +152,9 @@ class Rounds:
         """Tell whether a tensor has taken part in the round that is under way."""
         return self._sync.is_open and self._sync.has_taken(tensor)
 
-    def has_arrived(self, tensor: int) -> bool:
-        return self._sync.has_arrived(tensor)
+    def arrived(self, tensors: Iterable[int]) -> list[int]:
+        """Return those among these tensors that have arrived, without waiting."""
+        return self._sync.arrived(tensors)
 
     def add_here(self, tensor: int) -> None:
         """Take note that a backward pass has added to a gradient that is not to be summed yet."""

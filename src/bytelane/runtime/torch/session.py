@@ -297,7 +297,8 @@ class Session:
         with self.onlooker.looking_away():
             self._require_watch()
             own = self.trained.numbers_of(parameters_of(self._optimizers[which]))
-            self.settle(own & self._owed.keys())  # a second step() with the same gradients
+            # A second step() with the same gradients, and what has been thrown away since.
+            self.settle(own & (self._owed.keys() | self._zeroed.keys()))
             self._complete_round()
             if self.plan.barrier or self._must_wait(which):
                 self.settle(own & self._taken)
@@ -337,11 +338,12 @@ class Session:
         """These gradients are thrown away; those still owed are kept, for the update only."""
         tensors = self.trained.numbers_of(parameters)
         self._rounds.throw_away(tensors)
-        if tensors & self._taken:  # a backward pass that was not followed by a step()
+        if tensors & self._taken:  # a backward pass that was not followed by a step() of theirs
             self._taken |= self._rounds.complete()
-            self.settle(tensors & self._taken)
-        for tensor in tensors & self._owed.keys():
-            self._zeroed[tensor] = set_to_none
+        with self.onlooker.looking_away():
+            for tensor in tensors & (self._taken | self._owed.keys()):
+                self.trained.parameters[tensor].grad = None  # what is in flight must stay as it is
+                self._zeroed[tensor] = set_to_none
 
     def _require_watch(self) -> None:
         """Nothing that tells us of looks may have been lost."""
@@ -361,7 +363,9 @@ class Session:
 
     def _defer(self, which: int, tensors: set[int]) -> None:
         self.steppers[which].remember()
-        self.settle([t for t in tensors if self._rounds.has_arrived(t)])
+        arrived = self._rounds.arrived(tensors)
+        self.settle(arrived)
+        self._updated += len(arrived)  # by the user's own step(), which follows
         for tensor in tensors & self._taken:
             self.trained.parameters[tensor].grad = None
             self._taken.discard(tensor)
@@ -391,11 +395,11 @@ class Session:
             self._wait([*taken, *owed])
             for tensor in taken:
                 self._rounds.give(tensor)
+                self._forget_gradient(tensor)
                 self._taken.discard(tensor)
             if owed:
                 # One step for many is cheaper than many: take along what has arrived meanwhile.
-                others = [t for t in self._owed if t not in owed and self._rounds.has_arrived(t)]
-                self._update(owed + others)
+                self._update(self._rounds.arrived(self._owed))
             self._rounds.close_if_over()
 
     def _wait(self, tensors: list[int]) -> None:
@@ -403,7 +407,8 @@ class Session:
             self._taken |= self._rounds.wait(tensors)
         except TrainingError as error:
             self._peers.report_failure(str(error))
-            error.add_note(self._where_the_weights_are())
+            if not hasattr(error, "__notes__"):  # it may be met again at exit
+                error.add_note(self._where_the_weights_are())
             raise
 
     def _where_the_weights_are(self) -> str:
@@ -435,7 +440,7 @@ class Session:
         self.watch.stop()
 
     def _forget_gradient(self, tensor: int) -> None:
-        """Do what the user's ``zero_grad()`` would have done had the update come in time."""
+        """Do what the user's ``zero_grad()`` would have done had the sum come in time."""
         if tensor in self._zeroed:
             parameter = self.trained.parameters[tensor]
             if self._zeroed.pop(tensor):

@@ -1,8 +1,8 @@
 """Step the user's own optimizer for some parameters now and for the others later.
 
-An optimizer skips parameters whose gradient is None, so hiding the other gradients steps just the
-wanted ones. The hyper-parameters are those of the moment at which the user called ``step()``:
-``scheduler.step()`` follows at once and must not reach back.
+The groups hold only the wanted parameters meanwhile, so that a step costs what those cost, however
+many others there are. The hyper-parameters are those of the moment at which the user called
+``step()``: ``scheduler.step()`` follows at once and must not reach back.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,19 +37,15 @@ class PartialStepper:
     @contextmanager
     def _only(self, parameters: Iterable[torch.Tensor]) -> Iterator[None]:
         wanted = {id(p) for p in parameters}
-        hidden = [
-            (p, p.grad)
-            for group in self._optimizer.param_groups
-            for p in group["params"]
-            if id(p) not in wanted and p.grad is not None
-        ]
-        for p, _ in hidden:
-            p.grad = None
+        groups = self._optimizer.param_groups
+        everything = [group["params"] for group in groups]
+        for group in groups:
+            group["params"] = [p for p in group["params"] if id(p) in wanted]
         try:
             yield
         finally:
-            for p, gradient in hidden:
-                p.grad = gradient
+            for group, own in zip(groups, everything, strict=True):
+                group["params"] = own
 
     @contextmanager
     def _as_remembered(self) -> Iterator[None]:

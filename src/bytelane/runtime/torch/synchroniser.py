@@ -109,8 +109,9 @@ class Synchroniser:
     def has_taken(self, tensor: int) -> bool:
         return self._engine.is_ready(tensor)
 
-    def has_arrived(self, tensor: int) -> bool:
-        return self._engine.has_arrived(tensor)
+    def arrived(self, tensors: Iterable[int]) -> list[int]:
+        """Return those among these tensors that have arrived, without waiting."""
+        return self._engine.arrived(tensors)
 
     def was_used(self, tensor: int) -> bool:
         """Tell, of a tensor that has arrived, whether any rank's backward pass has reached it."""

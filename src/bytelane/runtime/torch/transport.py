@@ -145,6 +145,8 @@ class AllReduceTransport(GradientTransport):
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return all elements as one row of the same memory; None if there are gaps between them."""
     tensor = tensor.detach()
+    if tensor.is_contiguous():
+        return tensor.view(-1)
     strides = tensor.stride()
     ordered = tensor.permute(sorted(range(tensor.dim()), key=lambda d: (-strides[d], d)))
     return ordered.view(-1) if ordered.is_contiguous() else None
