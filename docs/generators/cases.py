@@ -10,6 +10,7 @@ THEMES = ("loops", "optimizers", "models", "precision", "lifecycle", "compiling"
 OUTCOMES = {
     "exact": "the same weights",
     "barrier": "the same weights; waits for all",
+    "rounded": "the same weights up to rounding",
     "refused": "refused",
 }
 

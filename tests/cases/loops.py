@@ -333,8 +333,8 @@ def exact_sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 @case(
     "two backward passes through one graph (retain_graph)",
-    "exact",
-    why="Both are summed. DDP leaves the second one out, and its ranks drift apart.",
+    "barrier",
+    why="Each is summed, and the second waits for the first. DDP leaves the second one out.",
 )
 def retained(arm: Arm) -> Values:
     model = Integers()
@@ -355,8 +355,8 @@ def retained(arm: Arm) -> Values:
 
 @case(
     "two forward passes, then a backward pass each",
-    "exact",
-    why="Both are summed. DDP leaves the second one out, and its ranks drift apart.",
+    "barrier",
+    why="Each is summed, and the second waits for the first. DDP leaves the second one out.",
 )
 def two_and_two(arm: Arm) -> Values:
     model = Integers()

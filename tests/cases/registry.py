@@ -11,8 +11,8 @@ from typing import Any, Literal
 from cases.arms import Arm
 from cases.compare import Values
 
-Outcome = Literal["exact", "barrier", "refused"]
-"""Same weights as DDP; same weights, but every ``step()`` waits for all; a sentence."""
+Outcome = Literal["exact", "barrier", "rounded", "refused"]
+"""Same weights as DDP; the same, but an iteration waits for all; up to rounding; a sentence."""
 
 Run = Callable[..., Values]
 

@@ -39,7 +39,8 @@ def report(rank: int, title: str, way: str, key: str) -> Report:
     ddp = train(title, way, Ddp(rank, world))
     with contextlib.redirect_stdout(io.StringIO()) as said:
         ours = train(title, way, Ours(rank, world, probe if entry.probed else None))
-    rounding = getattr(torch, entry.rounding) if world > 2 else None
+    rounds = world > 2 or entry.outcome == "rounded"
+    rounding = getattr(torch, entry.rounding) if rounds else None
     return Report(
         differences(ours, ddp, rounding),
         differences(ours, _with_barrier(title, way, rank, world)) if world > 2 else [],

@@ -4,7 +4,7 @@ Everything here is done by all ranks at the same moment, between two rounds.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Protocol
 
@@ -127,9 +127,16 @@ class Planning:
         ):
             # What backward does not reach takes part when it is over: after the first layer.
             owners = () if number in unused else trained.owners[number]
-            users = {place.get(owner, 0) for owner in owners} or {0}
+            users = {_place_of(owner, place) for owner in owners} or {0}
             tensors.append(Tensor(name, size, tuple(sorted(users))))
         return measured_job(self._name, layers, tensors, slowest)
+
+
+def _place_of(module: str, place: Mapping[str, int]) -> int:
+    """Return where in forward a module is, or the one around it that uses its parameters."""
+    while module and module not in place:
+        module = module.rpartition(".")[0]
+    return place.get(module, 0)
 
 
 def _fit(plan: Plan, trained: Trained) -> Plan:

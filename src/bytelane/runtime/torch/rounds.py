@@ -123,12 +123,16 @@ class Rounds:
 
     def shadow(self, step: int, number: int) -> None:
         """Take part in a round of the others without adding anything to it."""
-        self.step, self.number = step, number
+        self.go_on_from(step, number)
         self.ensure()
         for tensor, parameter in enumerate(self.trained.parameters):
             self._sync.take(tensor, torch.zeros_like(parameter), used=False)
         self._sync.wait(range(len(self.trained)))
         self._sync.close()
+
+    def go_on_from(self, step: int, number: int) -> None:
+        """Count from where another rank is, whose last rounds were shadowed here."""
+        self.step, self.number = step, number
 
     def count_step(self) -> bool:
         """An optimizer has stepped; tell whether that ends an iteration."""

@@ -287,7 +287,9 @@ class Session:
                     self.copy_buffers()
                 self._rounds.shadow(step, number)
             everything = [*self._model.parameters(), *self._model.buffers()]
-            agreement.copy_from(self.joining.authority, everything, self._control)
+            where = torch.tensor([self._rounds.step, self._rounds.number])
+            agreement.copy_from(self.joining.authority, [*everything, where], self._control)
+            self._rounds.go_on_from(*where.tolist())
 
     # --- the optimizers ------------------------------------------------------------------------
 

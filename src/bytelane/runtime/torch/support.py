@@ -40,15 +40,16 @@ def is_separable(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _problems(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[str]:
-    if isinstance(model, DistributedDataParallel):
-        yield "the model is wrapped in DistributedDataParallel; give prepare() the model inside it"
-    if type(model).__name__ == "FullyShardedDataParallel" or hasattr(model, "reshard"):
-        yield "the model is sharded by FSDP; give prepare() the plain module"
-    for name, module in model.named_modules():
+    for path, module in model.named_modules():
+        name = path or "the model"
+        if isinstance(module, DistributedDataParallel):
+            yield f"{name} is wrapped in DistributedDataParallel; give prepare() the model inside it"
+        if type(module).__name__ == "FullyShardedDataParallel" or hasattr(module, "reshard"):
+            yield f"{name} is sharded by FSDP; give prepare() the plain module"
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
-            yield f"{name or 'the model'} has sparse gradients; build it with sparse=False"
+            yield f"{name} has sparse gradients; build it with sparse=False"
         if isinstance(module, torch.jit.ScriptModule):
-            yield f"{name or 'the model'} is scripted or traced; give prepare() the plain module"
+            yield f"{name} is scripted or traced; give prepare() the plain module"
     yield from _parameter_problems(model, optimizers)
 
 

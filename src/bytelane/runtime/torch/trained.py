@@ -21,9 +21,7 @@ class Trained:
         self.tensor_bytes = tuple(p.numel() * p.element_size() for p in self.parameters)
         self._number = {id(p): number for number, p in enumerate(self.parameters)}
         self.used_by = {
-            module_name(name): tuple(
-                sorted(self.numbers_of(module.parameters(recurse=is_compiled(module))))
-            )
+            module_name(name): tuple(sorted(self.numbers_of(parameters_used_by(module))))
             for name, module in gated_modules(model)
         }
         """Module -> the tensors that it uses."""
@@ -73,13 +71,28 @@ def module_name(name: str) -> str:
 
 def gated_modules(module: torch.nn.Module, name: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
     """Return the modules that use parameters of their own; one that is compiled uses all within."""
-    if is_compiled(module):
+    if _runs(module) and next(parameters_used_by(module), None) is not None:
         yield name, module
-        return
-    if next(module.parameters(recurse=False), None) is not None:
-        yield name, module
-    for child_name, child in module.named_children():
-        yield from gated_modules(child, f"{name}.{child_name}" if name else child_name)
+    if not is_compiled(module):
+        for child_name, child in module.named_children():
+            yield from gated_modules(child, f"{name}.{child_name}" if name else child_name)
+
+
+def parameters_used_by(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    """Return what is behind a module's gate: its own, and those of lists and dicts that it holds.
+
+    What is compiled is entered once, for all that is within.
+    """
+    yield from module.parameters(recurse=is_compiled(module))
+    if not is_compiled(module):
+        for child in module.children():
+            if not _runs(child):
+                yield from parameters_used_by(child)
+
+
+def _runs(module: torch.nn.Module) -> bool:
+    """Tell whether a module has a forward; one that only holds others or parameters has none."""
+    return getattr(module.forward, "__func__", None) is not torch.nn.Module.forward
 
 
 def parameters_of(owner: torch.nn.Module | torch.optim.Optimizer) -> list[torch.Tensor]:
