@@ -19,18 +19,28 @@ PERIOD = 1021
 
 
 class Accelerator:
-    """Sleeps to deadlines; what it oversleeps it takes off the next sleep."""
+    """Sleeps to deadlines, one after the other, as a queue of kernels would be worked off.
+
+    What the host does between two of them (Python, autograd, hooks) is done while an accelerator is
+    still busy, so it does not delay the next: that begins where the last one ended. Where the host
+    has *waited* the queue has run dry, and the next begins late. Work and waiting are told apart by
+    the CPU time of the thread.
+    """
 
     def __init__(self) -> None:
+        self._busy_until = 0.0
         self._overslept = 0.0
+        self._cpu = 0.0
 
-    def compute(self, began: float, seconds: float) -> None:
-        deadline = began + seconds - self._overslept
-        remaining = deadline - time.perf_counter()
+    def compute(self, seconds: float) -> None:
+        worked = time.thread_time() - self._cpu + self._overslept
+        self._busy_until = max(self._busy_until, time.perf_counter() - worked) + seconds
+        remaining = self._busy_until - time.perf_counter()
         if remaining > 0:
             time.sleep(remaining)
+        self._cpu = time.thread_time()
         # Work that did not fit into its time is not overslept, it is late.
-        self._overslept = min(time.perf_counter() - deadline, 1e-3)
+        self._overslept = min(max(time.perf_counter() - self._busy_until, 0.0), 1e-3)
 
 
 class EmulatedModel(torch.nn.Module):
@@ -121,17 +131,16 @@ class _Emulated(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, module: _EmulatedLayer, *weights: torch.Tensor
     ) -> torch.Tensor:
         seconds = module.layer.forward_s * module.pace.forward[module.index]
-        module.accelerator.compute(time.perf_counter(), seconds)
+        module.accelerator.compute(seconds)
         ctx.module = module
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        began = time.perf_counter()
         module: _EmulatedLayer = ctx.module
         gradients = [gradient.make() for gradient in module.gradients]
         seconds = module.layer.backward_s * module.pace.backward[module.index]
-        module.accelerator.compute(began, seconds)
+        module.accelerator.compute(seconds)
         return (outputs[0], None, *gradients)
 
 

@@ -112,13 +112,13 @@ def notify_ready(state: State, tensor: int) -> None:
 
 def start(state: State, lane: int) -> int:
     """Take the operation that may start now out of the lane's queue, or return NOTHING."""
-    counters = state.counters[lane]
-    if counters[HEAP_LENGTH] == 0 or counters[IN_FLIGHT] >= counters[CREDIT]:
+    counters = state.counters
+    if counters[lane, HEAP_LENGTH] == 0 or counters[lane, IN_FLIGHT] >= counters[lane, CREDIT]:
         return NOTHING
-    if counters[IN_ORDER] == 1:
+    if counters[lane, IN_ORDER] == 1:
         first = state.urgency_from[lane]
         length = state.urgency_from[lane + 1] - first
-        if state.heap[first] != first + counters[STARTS] % length:
+        if state.heap[first] != first + counters[lane, STARTS] % length:
             return NOTHING
     return _take(state, lane)
 

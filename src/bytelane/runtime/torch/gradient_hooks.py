@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-Hear = Callable[[torch.Tensor], None]
+Hear = Callable[[int], None]
 
 
 class GradientHook:
-    """The two hooks of one parameter."""
+    """The two hooks of one parameter, which hear its number."""
 
-    def __init__(self, parameter: torch.Tensor, before: Hear, after: Hear) -> None:
+    def __init__(self, parameter: torch.Tensor, number: int, before: Hear, after: Hear) -> None:
         with torch.enable_grad():
             function = parameter.view_as(parameter).grad_fn
         assert function is not None
@@ -24,8 +24,8 @@ class GradientHook:
         self._node = function.next_functions[0][0]
         assert self._node is not None
         self._handles = (
-            self._node.register_prehook(_weakly(before, parameter)),
-            self._node.register_hook(_weakly(after, parameter)),
+            self._node.register_prehook(_weakly(before, number)),
+            self._node.register_hook(_weakly(after, number)),
         )
 
     def remove(self) -> None:
@@ -33,13 +33,13 @@ class GradientHook:
             handle.remove()
 
 
-def _weakly(method: Hear, parameter: torch.Tensor) -> Callable[..., None]:
+def _weakly(method: Hear, number: int) -> Callable[..., None]:
     # Weak: a parameter keeps its hooks where the garbage collector does not look.
-    hear, known = weakref.WeakMethod(method), weakref.ref(parameter)
+    hear = weakref.WeakMethod(method)
 
     def call(*_: Any) -> None:
-        method, mine = hear(), known()
-        if method is not None and mine is not None:
-            method(mine)
+        method = hear()
+        if method is not None:
+            method(number)
 
     return call

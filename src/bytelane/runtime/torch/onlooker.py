@@ -10,7 +10,6 @@ another thread, nor the optimizer's own state.
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -50,14 +49,9 @@ class Onlooker:
             if not self._by_memory[place]:
                 del self._by_memory[place]
 
-    @contextmanager
-    def looking_away(self) -> Iterator[None]:
+    def looking_away(self) -> "_LookingAway":
         """Do not react to what happens meanwhile."""
-        before, self.paused = self.paused, True
-        try:
-            yield
-        finally:
-            self.paused = before
+        return _LookingAway(self)
 
     @property
     def is_looking(self) -> bool:
@@ -90,6 +84,20 @@ class Onlooker:
     def is_watching() -> bool:
         """Tell whether the mode is entered in this thread."""
         return any(mode is _mode for mode in _stack())
+
+
+class _LookingAway:
+    """A context; by hand, since one is entered for every gradient."""
+
+    def __init__(self, onlooker: Onlooker) -> None:
+        self._onlooker = onlooker
+        self._before = onlooker.paused
+
+    def __enter__(self) -> None:
+        self._onlooker.paused = True
+
+    def __exit__(self, *error: object) -> None:
+        self._onlooker.paused = self._before
 
 
 class _Mode(TorchFunctionMode):

@@ -171,11 +171,12 @@ class Rounds:
     def take(self, tensor: int, *, used: bool) -> None:
         """Let ``p.grad`` take part; a stand-in does if no backward pass here has reached it."""
         parameter = self.trained.parameters[tensor]
-        gradient = self._usable_gradient(tensor) if used else _stand_in(parameter)
-        self._added_here.discard(tensor)
-        self._flights[tensor] = Flight(gradient, parameter.grad)
-        self._onlooker.watch(tensor, (parameter, gradient))
-        self._sync.take(tensor, gradient, used=used)
+        with _undisturbed():
+            gradient = self._usable_gradient(tensor) if used else _stand_in(parameter)
+            self._added_here.discard(tensor)
+            self._flights[tensor] = Flight(gradient, gradient if used else parameter.grad)
+            self._onlooker.watch(tensor, (parameter, gradient))
+            self._sync.take(tensor, gradient, used=used)
 
     def wait(self, tensors: list[int]) -> set[int]:
         """Return when these have arrived, and what had to take part for that."""
@@ -194,14 +195,15 @@ class Rounds:
     def give(self, tensor: int) -> None:
         """Let ``p.grad`` be the mean over the ranks; what no rank has used stays what it was."""
         flight, parameter = self._flights.pop(tensor), self.trained.parameters[tensor]
-        self._sync.forget(tensor)
-        self._onlooker.forget(tensor)
-        parameter.grad = flight.before
-        if flight.is_stand_in and self._sync.was_used(tensor):
-            if flight.before is None:
-                parameter.grad = flight.gradient
-            else:
-                flight.before.copy_(flight.gradient)
+        with _undisturbed():
+            self._sync.forget(tensor)
+            self._onlooker.forget(tensor)
+            parameter.grad = flight.before
+            if flight.is_stand_in and self._sync.was_used(tensor):
+                if flight.before is None:
+                    parameter.grad = flight.gradient
+                else:
+                    flight.before.copy_(flight.gradient)
 
     def _usable_gradient(self, tensor: int) -> torch.Tensor:
         parameter, name = self.trained.parameters[tensor], self.trained.names[tensor]
@@ -217,6 +219,10 @@ class Rounds:
         if gradient.requires_grad or in_memory_order(gradient) is None:
             parameter.grad = gradient = gradient.detach().clone(memory_format=torch.preserve_format)
         return gradient
+
+
+# Nobody has to be told of what we do ourselves; every look at a tensor would cost microseconds.
+_undisturbed = torch._C.DisableTorchFunction
 
 
 def _stand_in(parameter: torch.Tensor) -> torch.Tensor:

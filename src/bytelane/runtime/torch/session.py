@@ -217,26 +217,25 @@ class Session:
         for hook in self._gradient_hooks:
             hook.remove()
         self._gradient_hooks = [
-            GradientHook(p, self.before_gradient, self.take_gradient)
-            for p in self.trained.parameters
+            GradientHook(parameter, number, self.before_gradient, self.take_gradient)
+            for number, parameter in enumerate(self.trained.parameters)
         ]
 
-    def before_gradient(self, parameter: torch.Tensor) -> None:
+    def before_gradient(self, tensor: int) -> None:
         """A gradient is about to be added to ``p.grad``, which must not be in flight."""
-        if self.trained.number_of(parameter) in self._taken:
+        if tensor in self._taken:
             self._finish_round()
 
-    def take_gradient(self, parameter: torch.Tensor) -> None:
+    def take_gradient(self, tensor: int) -> None:
         """A gradient is complete: hand it over."""
-        tensor = self.trained.number_of(parameter)
-        if tensor is None:
-            return
         self.watch.stop("backward", self.trained.owners[tensor][0])
         if not self.synchronising:
             self._rounds.add_here(tensor)
         else:
-            with self.onlooker.looking_away(), torch.no_grad():
-                self._require_up_to_date(tensor)
+            with self.onlooker.looking_away():
+                if self._owed:
+                    self._require_up_to_date(tensor)
+                    self.settle_owed()  # by modules that this forward pass has left out
                 if self._rounds.has_taken(tensor):
                     self._finish_round()
                 self._open_round()
@@ -253,8 +252,8 @@ class Session:
 
     def _open_round(self) -> None:
         """Begin a round unless one is under way."""
-        self.settle_owed()  # by modules that this forward pass has left out
         if not self._rounds.is_open:
+            self.settle_owed()  # by modules that this forward pass has left out
             self._rounds.ensure()
             self._updated = 0
             self._forward_ran = False

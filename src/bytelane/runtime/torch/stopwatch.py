@@ -6,14 +6,25 @@ module lasts from the gradient before to its own last gradient. Everything else 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from bytelane.core import Plan
 from bytelane.job import Job, Layer, Tensor
 from bytelane.runtime.engine import Transfer
 from bytelane.trace import Kind, Span, Trace
+
+
+class _Sent(NamedTuple):
+    """What was sent in one round."""
+
+    transfers: tuple[Transfer, ...]
+    plan: Plan
+    names: Sequence[str]
+    owners: Sequence[Sequence[str]]
+    iteration: int
 
 
 class Stopwatch:
@@ -23,6 +34,7 @@ class Stopwatch:
         self._keep = keep
         self._clock = clock
         self._spans: list[Span] = []
+        self._sent: list[_Sent] = []
         self._starts: dict[int, float] = {}
         self._numbers: dict[str, int] = {}
         self._doing: tuple[Kind, str] | None = None
@@ -35,6 +47,7 @@ class Stopwatch:
         self.iteration += 1
         oldest = self.iteration - self._keep
         self._spans = [span for span in self._spans if span.iteration > oldest]
+        self._sent = [sent for sent in self._sent if sent.iteration > oldest]
         self._starts = {k: start for k, start in self._starts.items() if k > oldest}
 
     def start(self, kind: Kind, name: str) -> None:
@@ -64,12 +77,16 @@ class Stopwatch:
         owners: Sequence[Sequence[str]],
         iteration: int,
     ) -> None:
-        for transfer in transfers:
-            number = transfer.operation % len(plan.operations)
-            operation = plan.operations[number]
-            layers = {self._number(owners[part.tensor][0]) for part in operation.parts}
-            self._spans.append(
-                Span(
+        """Keep what was sent; what it was called is found out only if somebody asks."""
+        self._sent.append(_Sent(tuple(transfers), plan, names, owners, iteration))
+
+    def _transfer_spans(self) -> Iterator[Span]:
+        for transfers, plan, names, owners, iteration in self._sent:
+            for transfer in transfers:
+                number = transfer.operation % len(plan.operations)
+                operation = plan.operations[number]
+                layers = {self._number(owners[part.tensor][0]) for part in operation.parts}
+                yield Span(
                     "transfer",
                     plan.describe(transfer.operation, names),
                     transfer.launched_at,
@@ -79,14 +96,14 @@ class Stopwatch:
                     tuple(sorted(layers)),
                     number,
                 )
-            )
 
     def _number(self, layer: str) -> int:
         return self._numbers.setdefault(layer, len(self._numbers))
 
     def trace(self, source: str) -> Trace:
-        spans = tuple(sorted(self._spans, key=lambda span: span.start_s))
-        return Trace(source, spans, dict(self._starts))
+        spans = [*self._spans, *self._transfer_spans()]
+        spans.sort(key=lambda span: span.start_s)
+        return Trace(source, tuple(spans), dict(self._starts))
 
     def iteration_s(self) -> float | None:
         """Return the median of the last iterations, from forward to forward."""
@@ -96,15 +113,14 @@ class Stopwatch:
 
     def link_busy_s(self) -> float | None:
         """Return for how long of the last iteration but one something was in flight."""
-        sent = [
-            s for s in self._spans if s.kind == "transfer" and s.iteration == self.iteration - 2
-        ]
+        last = self.iteration - 2
+        sent = [t for s in self._sent if s.iteration == last for t in s.transfers]
         if not sent:
             return None
         busy_s, until_s = 0.0, 0.0
-        for span in sorted(sent, key=lambda span: span.start_s):
-            busy_s += max(0.0, span.end_s - max(span.start_s, until_s))
-            until_s = max(until_s, span.end_s)
+        for transfer in sorted(sent, key=lambda transfer: transfer.launched_at):
+            busy_s += max(0.0, transfer.finished_at - max(transfer.launched_at, until_s))
+            until_s = max(until_s, transfer.finished_at)
         return busy_s
 
     def layer_order(self, iteration: int) -> list[str]:

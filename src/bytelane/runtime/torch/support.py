@@ -43,7 +43,8 @@ def _problems(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer
     for path, module in model.named_modules():
         name = path or "the model"
         if isinstance(module, DistributedDataParallel):
-            yield f"{name} is wrapped in DistributedDataParallel; give prepare() the model inside it"
+            wrapper = "DistributedDataParallel"
+            yield f"{name} is wrapped in {wrapper}; give prepare() the model inside it"
         if type(module).__name__ == "FullyShardedDataParallel" or hasattr(module, "reshard"):
             yield f"{name} is sharded by FSDP; give prepare() the plain module"
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:

@@ -12,6 +12,7 @@ the sum is not applied.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -25,6 +26,15 @@ EXACT_INTEGERS = {
 STAMP_BITS = 20
 
 
+class Sum(NamedTuple):
+    """What all ranks have written together."""
+
+    used: Sequence[float]
+    """Of each part: how many ranks have used its tensor."""
+    signal: int
+    """Rank 0's wish; the other ranks have sent zero."""
+
+
 class Trailer:
     """The numbers behind one operation."""
 
@@ -33,26 +43,25 @@ class Trailer:
         self._world = world
         self._base, self._digits = digits_of(dtype, world)
         self.numbers = torch.zeros(parts + 1 + self._digits, dtype=dtype)
-        self._sent: list[int] = []
+        # Filling it in from numpy is ten times faster; numpy has no bfloat16.
+        self._array = None if dtype is torch.bfloat16 else self.numbers.numpy()
+        self._stamp: list[int] = []
 
     def write(self, used: Sequence[bool], signal: int, stamp: int) -> None:
         """Fill in this rank's numbers."""
-        digits = [stamp // self._base**k % self._base for k in range(self._digits)]
-        self._sent = [*map(int, used), signal, *digits]
-        self.numbers.copy_(torch.tensor(self._sent, dtype=self.numbers.dtype))
+        self._stamp = [stamp // self._base**k % self._base for k in range(self._digits)]
+        mine = [*used, signal, *self._stamp]
+        if self._array is None:
+            self.numbers.copy_(torch.tensor(mine, dtype=self.numbers.dtype))
+        else:
+            self._array[:] = mine
 
-    def fits(self) -> bool:
-        """Tell, of the sum, whether everybody has sent the same operation."""
-        mine = self._sent[self._parts + 1 :]
-        return self.numbers[self._parts + 1 :].tolist() == [self._world * d for d in mine]
-
-    def used(self) -> list[bool]:
-        """Tell of each part whether anybody has used its tensor."""
-        return [count > 0 for count in self.numbers[: self._parts].tolist()]
-
-    def signal(self) -> int:
-        """Return rank 0's wish; the other ranks have sent zero."""
-        return int(self.numbers[self._parts])
+    def read(self) -> Sum | None:
+        """Return the sum; None if not everybody has sent the same operation."""
+        numbers, parts = self.numbers.tolist(), self._parts
+        if numbers[parts + 1 :] != [self._world * digit for digit in self._stamp]:
+            return None
+        return Sum(numbers[:parts], int(numbers[parts]))
 
 
 def digits_of(dtype: torch.dtype, world: int) -> tuple[int, int]:

@@ -94,24 +94,24 @@ class GradientTransport(ABC):
     def _part(self, tensor: int, start: int, stop: int) -> torch.Tensor:
         memory = self.memory[tensor]
         assert memory is not None
-        return memory[start:stop]
+        return memory if stop - start == memory.numel() else memory[start:stop]
 
     def _stamp(self, operation: int) -> int:
         return self._first_stamp + self._round * len(self._ranges) + operation
 
     def _read_trailer(self, operation: int) -> PlanMismatch | None:
-        trailer = self._trailers[operation]
-        if not trailer.fits():
+        trailer = self._trailers[operation].read()
+        if trailer is None:
             name = self._names[self._ranges[operation][0][0]]
             return PlanMismatch(
                 f"operation {operation} ({name}) met another operation on another rank: "
                 "the stamps do not add up; it was not applied"
             )
-        for (tensor, _, _), used in zip(self._ranges[operation], trailer.used(), strict=True):
+        for (tensor, _, _), used in zip(self._ranges[operation], trailer.used, strict=True):
             if used:  # only ever set: two threads may be here at once
                 self.used_by_anybody[tensor] = True
-        if signal := trailer.signal():
-            self.signalled = signal
+        if trailer.signal:
+            self.signalled = trailer.signal
         return None
 
 
