@@ -156,8 +156,8 @@ def test_larger_messages_that_do_not_take_longer_are_refused(
 def test_what_is_uncertain_counts_less() -> None:
     """Small messages that happen to be slow would otherwise make an overhead of it, and a rate."""
     sure = [Sample(size, n, 4, size / 1e9, 0.001) for size, n in CELLS]
-    unsure = [s._replace(seconds=2 * s.seconds, uncertainty=0.5) for s in sure if s.size < 2**17]
-    large = [s for s in sure if s.size >= 2**17]
+    unsure = [s._replace(seconds=2 * s.seconds, uncertainty=0.5) for s in sure if s.size < 2**20]
+    large = [s for s in sure if s.size >= 2**20]
     found = fit_link([*unsure, *large], 1.0)
     assert found.rate == pytest.approx(1e9, rel=0.01)
     careless = fit_link([s._replace(uncertainty=0.0) for s in [*unsure, *large]], 1.0)

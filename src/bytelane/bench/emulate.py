@@ -22,19 +22,35 @@ class Accelerator:
     """Sleeps to deadlines, one after the other, as a queue of kernels would be worked off.
 
     What the host does between two of them (Python, autograd, hooks) is done while an accelerator is
-    still busy, so it does not delay the next: that begins where the last one ended. Where the host
-    has *waited* the queue has run dry, and the next begins late. Work and waiting are told apart by
-    the CPU time of the thread.
+    still busy, so it does not delay the next: that begins where the last one ended. A backward pass
+    never waits for the network, and is one such queue. A forward pass does, for weights: where the
+    host has *waited* the queue has run dry, and the next layer begins late. Work and waiting are
+    told apart by the CPU time of the thread.
     """
 
     def __init__(self) -> None:
         self._busy_until = 0.0
         self._overslept = 0.0
         self._cpu = 0.0
+        self._is_in_backward = False
 
-    def compute(self, seconds: float) -> None:
+    def forward(self, seconds: float) -> None:
+        self._is_in_backward = False
+        self._begin()
+        self._compute(seconds)
+
+    def backward(self, seconds: float) -> None:
+        if not self._is_in_backward:
+            self._is_in_backward = True
+            self._begin()
+        self._compute(seconds)
+
+    def _begin(self) -> None:
         worked = time.thread_time() - self._cpu + self._overslept
-        self._busy_until = max(self._busy_until, time.perf_counter() - worked) + seconds
+        self._busy_until = max(self._busy_until, time.perf_counter() - worked)
+
+    def _compute(self, seconds: float) -> None:
+        self._busy_until += seconds
         remaining = self._busy_until - time.perf_counter()
         if remaining > 0:
             time.sleep(remaining)
@@ -131,7 +147,7 @@ class _Emulated(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, module: _EmulatedLayer, *weights: torch.Tensor
     ) -> torch.Tensor:
         seconds = module.layer.forward_s * module.pace.forward[module.index]
-        module.accelerator.compute(seconds)
+        module.accelerator.forward(seconds)
         ctx.module = module
         return x.clone()
 
@@ -140,7 +156,7 @@ class _Emulated(torch.autograd.Function):
         module: _EmulatedLayer = ctx.module
         gradients = [gradient.make() for gradient in module.gradients]
         seconds = module.layer.backward_s * module.pace.backward[module.index]
-        module.accelerator.compute(seconds)
+        module.accelerator.backward(seconds)
         return (outputs[0], None, *gradients)
 
 

@@ -6,7 +6,8 @@ message, if that is long enough.
 
 Where it is settled which sizes are held up by the floor and which latencies are hidden, every time
 is a sum of slope, overhead, floor and latency, each a known number of times: linear least squares.
-Small messages vary most, so times count by how sure they are; else noise would bend the slope.
+Small messages vary most, so times count by how sure they are; else noise would bend the slope. And
+no model has all that a network does: times that do not fit at all count less than their square.
 """
 
 from collections.abc import Sequence
@@ -61,6 +62,10 @@ class _Table(NamedTuple):
         total_s: Floats = messages * occupied_s + latencies * latency_s
         return total_s
 
+    def misses(self, link_s: Floats) -> Floats:
+        """Return by how many tolerances each time is missed."""
+        return (self.predict_s(link_s) - self.seconds) / self.tolerance_s
+
     def counts(self, occupied_s: Floats, latency_s: float) -> tuple[Floats, Floats]:
         """Return how many messages and latencies there are one after the other, for each sent."""
         rounds = np.ceil(self.messages / self.in_flight)
@@ -78,7 +83,7 @@ def fit_link(samples: Sequence[Sample], wire_factor: float) -> Link:
     best, least = np.zeros(4), np.inf
     for smallest_free in np.unique(table.size):
         found = _fit_above(smallest_free, table)
-        missed = _missed((table.predict_s(found) - table.seconds) / table.tolerance_s)
+        missed = _missed(table.misses(found))
         if missed < least:
             best, least = found, missed
     slope, overhead_s, floor_s, latency_s = best.tolist()
@@ -103,14 +108,15 @@ def _fit_above(smallest_free: float, table: _Table) -> Floats:
     """Fit as if the floor held up exactly the sizes below this one."""
     floored = table.size < smallest_free
     occupied = np.stack([np.where(floored, 0, table.size), ~floored, floored])
-    latest = np.array([1.0, 0.0, 0.0, 0.0])
+    latest, tolerance_s = np.array([1.0, 0.0, 0.0, 0.0]), table.tolerance_s
     for _ in range(50):  # until it does not change any more which latencies are hidden
         messages, latencies = table.counts(latest[:3] @ occupied, float(latest[3]))
         rows = np.stack([*(messages * occupied), latencies], axis=1)
-        found = _least_squares(rows / table.tolerance_s[:, None], table.seconds / table.tolerance_s)
+        found = _least_squares(rows / tolerance_s[:, None], table.seconds / tolerance_s)
         if np.allclose(found, latest, rtol=1e-12, atol=0):
             break
         latest = found
+        tolerance_s = table.tolerance_s * np.sqrt(np.maximum(1, np.abs(table.misses(found))))
     return found
 
 
@@ -120,7 +126,8 @@ def _least_squares(rows: Floats, wanted: Floats) -> Floats:
     for columns in _COLUMNS:
         found = np.zeros(4)
         found[columns] = np.linalg.lstsq(rows[:, columns], wanted, rcond=None)[0]
-        missed = _missed(rows @ found - wanted)
+        by = rows @ found - wanted
+        missed = float(by @ by)
         if found.min() >= 0 and missed < least:
             best, least = found, missed
             if len(columns) == len(found):
@@ -129,4 +136,6 @@ def _least_squares(rows: Floats, wanted: Floats) -> Floats:
 
 
 def _missed(by: Floats) -> float:
-    return float(by @ by)
+    """Add up squares, but of what is missed by more than its tolerance only twice the distance."""
+    far = np.abs(by)
+    return float(np.where(far <= 1, far**2, 2 * far - 1).sum())

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from bytelane.cluster import Link
 from bytelane.core import CreditWindow, Operation, Plan, SubTask
 from bytelane.measure import measure_link
+from bytelane.measure.network import lead_in
 from bytelane.runtime.engine import Engine
 from bytelane.runtime.torch.transport import AllReduceTransport
 
@@ -49,7 +50,7 @@ class _Row:
 
     def send(self) -> float:
         """Send all of them, and return the seconds that it took."""
-        self._group.barrier().wait()
+        lead_in(self._group)
         began = time.perf_counter()
         self._engine.begin_iteration()
         self._transport.begin_round(0, 0)

@@ -17,7 +17,7 @@ from bytelane.runtime.torch.stopwatch import Stopwatch, durations, measured_job
 from bytelane.runtime.torch.trained import Trained
 
 # The first iteration allocates memory and is not typical; the next ones are measured.
-MEASURED_ITERATIONS = 2
+MEASURED_ITERATIONS = 3
 FIRST_ITERATIONS = 1 + MEASURED_ITERATIONS
 REVIEWED_ITERATIONS = 10
 # What is in flight is in memory twice, so buckets are not as large as DDP's.
