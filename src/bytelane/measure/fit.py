@@ -109,11 +109,11 @@ def _fit_above(smallest_free: float, table: _Table) -> Floats:
     floored = table.size < smallest_free
     occupied = np.stack([np.where(floored, 0, table.size), ~floored, floored])
     latest, tolerance_s = np.array([1.0, 0.0, 0.0, 0.0]), table.tolerance_s
-    for _ in range(50):  # until it does not change any more which latencies are hidden
+    for _ in range(15):  # until it does not change any more which latencies are hidden
         messages, latencies = table.counts(latest[:3] @ occupied, float(latest[3]))
         rows = np.stack([*(messages * occupied), latencies], axis=1)
         found = _least_squares(rows / tolerance_s[:, None], table.seconds / tolerance_s)
-        if np.allclose(found, latest, rtol=1e-12, atol=0):
+        if np.allclose(found, latest, rtol=1e-9, atol=0):
             break
         latest = found
         tolerance_s = table.tolerance_s * np.sqrt(np.maximum(1, np.abs(table.misses(found))))
