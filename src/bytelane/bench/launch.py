@@ -14,6 +14,9 @@ from bytelane.lab import Lab
 
 Progress = Callable[[str], None]
 LAST_WORDS = 200
+# All ranks share the cores of this machine. Giving large blocks back to the system and getting them
+# again, page by page, would cost every contender more than the emulated gradients themselves.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 
 
 def run_experiment(
@@ -37,7 +40,7 @@ def run_experiment(
         folder = Path(name)
         (folder / "experiment.json").write_bytes(msgspec.json.encode(experiment))
         command = [sys.executable, "-m", "bytelane.bench.rank", name]
-        run = lab.start(command, output=listen)
+        run = lab.start(command, environment=KEEP_MEMORY, output=listen)
         try:
             code = run.wait(timeout_s)
         except LabTimeout:

@@ -17,6 +17,10 @@ class PartialStepper:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
+        # The class's step: a learning-rate scheduler has put a counter on the instance's. And not
+        # torch's wrapper of it, which calls hooks: if a user has any, nothing is stepped late.
+        step = type(optimizer).step
+        self._step = getattr(step, "__wrapped__", step)
         self._hyper: list[dict[str, Any]] = []
         self.active = False
 
@@ -29,8 +33,7 @@ class PartialStepper:
         self.active = True
         try:
             with self._only(parameters), self._as_remembered(), torch.inference_mode(False):
-                # The class's step: a learning-rate scheduler has put a counter on the instance's.
-                type(self._optimizer).step(self._optimizer)
+                self._step(self._optimizer)
         finally:
             self.active = False
 
