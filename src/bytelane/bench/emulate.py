@@ -31,7 +31,7 @@ class Accelerator:
     def __init__(self) -> None:
         self._busy_until = 0.0
         self._overslept = 0.0
-        self._cpu = 0.0
+        self._cpu = time.thread_time()
         self._is_in_backward = False
 
     def forward(self, seconds: float) -> None:
