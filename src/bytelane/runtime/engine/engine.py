@@ -63,6 +63,8 @@ class Engine:
         self._launched_at: dict[int, float] = {}
         self._first_operation, self._last_operation = _reach(plan)
         self._unready = set(range(len(plan.tensor_bytes)))
+        self._waiting: list[Callable[[], bool]] = []
+        """Of each thread that waits: whether it has waited long enough."""
         self._failure: TrainingError | None = None
 
     def begin_iteration(self) -> None:
@@ -121,6 +123,7 @@ class Engine:
 
     def _wait_for(self, over: Callable[[], bool]) -> bool:
         waited_s = 0.0
+        self._waiting.append(over)
         try:
             while not self._changed.wait_for(over, min(PATIENCE_S, self._timeout_s - waited_s)):
                 waited_s += PATIENCE_S
@@ -130,6 +133,8 @@ class Engine:
         except BaseException:  # Ctrl-C: nobody shall wait once more at exit
             self.fail(TransferFailed("waiting for other ranks was interrupted"))
             raise
+        finally:
+            self._waiting.remove(over)
         return True
 
     def unready(self) -> list[int]:
@@ -182,7 +187,9 @@ class Engine:
                 return
             self.transfers.append(Transfer(operation, launched_at, now))
             self._launch(self._scheduler.notify_finish(operation, now))
-            self._changed.notify_all()
+            # Nobody is woken up in vain: that would take the interpreter from this thread.
+            if any(is_over() for is_over in self._waiting):
+                self._changed.notify_all()
 
     def _named(self, operation: int, error: Exception) -> TrainingError:
         if isinstance(error, TrainingError):
