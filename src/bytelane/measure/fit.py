@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 # Slope, overhead, floor and latency: any of them is left out where it would come out negative.
 _COLUMNS = [list(some) for count in (4, 3, 2, 1) for some in combinations(range(4), count)]
 # No network is as simple as its model: however sure a time is, it may be missed by this.
-MISFIT = 0.03
+MISFIT = 0.01
 ROUNDING = 1e-6
 
 
