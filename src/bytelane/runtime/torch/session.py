@@ -231,17 +231,19 @@ class Session:
         self.watch.stop("backward", self.trained.owners[tensor][0])
         if not self.synchronising:
             self._rounds.add_here(tensor)
-        else:
-            with self.onlooker.looking_away():
-                if self._owed:
-                    self._require_up_to_date(tensor)
-                    self.settle_owed()  # by modules that this forward pass has left out
-                if self._rounds.has_taken(tensor):
-                    self._finish_round()
-                self._open_round()
-                self._rounds.take(tensor, used=True)
-                self._taken.add(tensor)
-        self.watch.start("backward", OUTSIDE)
+            self.watch.start("backward", OUTSIDE)
+            return
+        with self.onlooker.looking_away():
+            if self._owed:
+                self._require_up_to_date(tensor)
+                self.settle_owed()  # by modules that this forward pass has left out
+            if self._rounds.has_taken(tensor):
+                self._finish_round()
+            self._open_round()
+            # What follows does not wait; it comes before the next gradient, as computing does.
+            self.watch.start("backward", OUTSIDE)
+            self._rounds.take(tensor, used=True)
+            self._taken.add(tensor)
 
     def _require_up_to_date(self, tensor: int) -> None:
         if tensor in self._owed:
