@@ -193,7 +193,7 @@ def test_an_iteration_begins_only_when_nothing_is_in_flight() -> None:
         engine.begin_iteration()
     transport.finish(0)
     engine.begin_iteration()
-    assert not engine.is_ready(2)
+    assert 2 in engine.unready()
     assert engine.transfers == []
 
 

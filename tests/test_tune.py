@@ -11,7 +11,7 @@ from bytelane.errors import InputError
 from bytelane.job import Job, Layer, Tensor
 from bytelane.sim import simulate
 from bytelane.tune import AutoPlanner, Choice, choose
-from bytelane.tune.auto import describe
+from bytelane.tune.auto import MOST_CORRECTIONS, describe
 from bytelane.tune.page import lines, print_page
 from bytelane.tune.search import WORTH
 from ranks import Pool
@@ -106,9 +106,29 @@ def test_only_what_departs_twice_in_a_row_is_planned_again(
 ) -> None:
     planner = AutoPlanner(lambda _: None)
     planner(job_of(1.0, layers=2), 1, CLUSTER)
-    assert [planner.has_departed(seconds) for seconds in times_s] == departed
+    assert planner.choice is not None
+    predicted_s = planner.choice.taken.iteration_s
+    assert [planner.has_departed(seconds * predicted_s) for seconds in times_s] == departed
     planner(job_of(1.0, layers=2), 2, CLUSTER)
-    assert not planner.has_departed(5.0)  # the first under a new plan is the measure
+    # The first under a new plan is the measure.
+    assert not planner.has_departed(0.5 * predicted_s)
+    assert not planner.has_departed(0.5 * predicted_s)
+
+
+def test_a_prediction_that_was_too_short_is_put_down_to_the_operations() -> None:
+    planner, job = AutoPlanner(lambda _: None), job_of(1.0, layers=8)
+    found = []
+    for version in range(1, MOST_CORRECTIONS + 2):
+        planner(job, version, CLUSTER)
+        assert planner.choice is not None
+        taken = planner.choice.taken
+        found.append((len(taken.plan.operations), taken.iteration_s))
+        corrected = planner.has_departed(1.5 * taken.iteration_s)
+        assert corrected == (version <= MOST_CORRECTIONS)  # and then it is left at that
+    operations, times_s = zip(*found, strict=True)
+    assert list(operations) == sorted(operations, reverse=True)
+    assert operations[-1] < operations[0]
+    assert times_s[-1] > times_s[0]
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,15 @@ from bytelane.errors import NotSupported
 from bytelane.job import Job
 from bytelane.runtime.engine import Engine
 from bytelane.runtime.torch import attach
-from bytelane.runtime.torch.planning import FIRST_ITERATIONS
+from bytelane.runtime.torch.planning import FIRST_ITERATIONS, REVIEWED_ITERATIONS
 from bytelane.runtime.torch.transport import AllReduceTransport
 from bytelane.sim import make_planner, simulate
 from bytelane.tune import AutoPlanner
+from bytelane.tune.auto import MOST_CORRECTIONS
 from bytelane.tune.probe import probe
 
 TIMEOUT_S = 120.0
+CORRECTED_ITERATIONS = MOST_CORRECTIONS * REVIEWED_ITERATIONS + 1
 UNITS = tuple(2**k for k in range(18, 23))
 IN_FLIGHT = (1, 2, 3, 4)
 
@@ -126,9 +128,6 @@ class FsdpTrainer(PlainTrainer):
 class OurTrainer(PlainTrainer):
     """Bytelane."""
 
-    # After the measured iterations one more is spent under the new plan before any is counted.
-    warm_up_iterations = FIRST_ITERATIONS + 1
-
     def __init__(
         self,
         workload: Workload,
@@ -137,6 +136,9 @@ class OurTrainer(PlainTrainer):
         **planning: Any,
     ) -> None:
         super().__init__(workload)
+        # After the measured iterations one more is spent under the new plan before any is counted.
+        planned_after = CORRECTED_ITERATIONS if "review" in planning else FIRST_ITERATIONS
+        self.warm_up_iterations = planned_after + 1
         session = attach(
             workload.model,
             [self.optimizer],

@@ -91,11 +91,6 @@ class Engine:
         """What the scheduler was told in this iteration."""
         return list(self._scheduler.events)
 
-    def is_ready(self, tensor: int) -> bool:
-        """Tell whether this tensor's gradient was reported in this iteration."""
-        with self._changed:
-            return self._scheduler.is_ready(tensor)
-
     def arrived(self, tensors: Iterable[int]) -> list[int]:
         """Return those among these tensors that are synchronised, without waiting."""
         with self._changed:

@@ -37,7 +37,7 @@ class Onlooker:
 
     def watch(self, number: int, tensors: Iterable[torch.Tensor]) -> None:
         """From now on call ``settle({number})`` before anybody uses one of these."""
-        places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+        places = [_place(tensor) for tensor in tensors]
         self._memory_of[number] = places
         for place in places:
             self._by_memory[place].add(number)
@@ -140,11 +140,17 @@ def _stack() -> list[Any]:
     return list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
+def _place(tensor: torch.Tensor) -> int:
+    """Return where the memory begins that a tensor shares with its views."""
+    # Making a storage object costs more than all the rest, and most tensors begin with theirs.
+    return tensor.untyped_storage().data_ptr() if tensor.storage_offset() else tensor.data_ptr()
+
+
 def _memory(values: Iterable[Any]) -> Iterator[int]:
     for value in values:
         if isinstance(value, torch.Tensor):
             try:
-                yield value.untyped_storage().data_ptr()
+                yield _place(value)
             except (NotImplementedError, RuntimeError):
                 continue  # a tensor without memory: sparse, meta, of a functional transform
         elif isinstance(value, (list, tuple)):

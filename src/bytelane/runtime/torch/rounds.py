@@ -63,6 +63,7 @@ class Rounds:
         self._say = say
         self._verify = verify
         self._flights: dict[int, Flight] = {}
+        self._took: set[int] = set()  # in the round that is under way
         self._added_here: set[int] = set()  # reached by backward passes that were not summed
         self._opened_in = 0
         self._use(trained)
@@ -97,6 +98,7 @@ class Rounds:
         granted = Wish(self._sync.signalled)
         if self._planning.is_due(self.step, granted):
             self._change_plan(granted)
+        self._took.clear()
         self._sync.open(self.step, self.number, signal=self._planning.wish)
         self.number += 1
         self._opened_in = self._watch.iteration
@@ -113,6 +115,7 @@ class Rounds:
         """End the round if everything has taken part, and has been given back."""
         if self._sync.is_open and not self._flights and not self._sync.missing():
             self._sync.close()
+            self._took.clear()
             self._watch.add_transfers(
                 self._sync.transfers,
                 self.plan,
@@ -154,7 +157,7 @@ class Rounds:
 
     def has_taken(self, tensor: int) -> bool:
         """Tell whether a tensor has taken part in the round that is under way."""
-        return self._sync.is_open and self._sync.has_taken(tensor)
+        return tensor in self._took
 
     def arrived(self, tensors: Iterable[int]) -> list[int]:
         """Return those among these tensors that have arrived, without waiting."""
@@ -174,6 +177,7 @@ class Rounds:
         with _undisturbed():
             gradient = self._usable_gradient(tensor) if used else _stand_in(parameter)
             self._added_here.discard(tensor)
+            self._took.add(tensor)
             self._flights[tensor] = Flight(gradient, gradient if used else parameter.grad)
             self._onlooker.watch(tensor, (parameter, gradient))
             self._sync.take(tensor, gradient, used=used)
@@ -216,7 +220,8 @@ class Rounds:
             raise NotSupported(
                 f"{name} has become {gradient.dtype} since prepare(); change dtypes before it"
             )
-        if gradient.requires_grad or in_memory_order(gradient) is None:
+        has_gaps = not gradient.is_contiguous() and in_memory_order(gradient) is None
+        if gradient.requires_grad or has_gaps:
             parameter.grad = gradient = gradient.detach().clone(memory_format=torch.preserve_format)
         return gradient
 

@@ -16,6 +16,8 @@ from bytelane.job import Job, Layer, Tensor
 from bytelane.runtime.engine import Transfer
 from bytelane.trace import Kind, Span, Trace
 
+LAST_ITERATIONS = 4
+
 
 class _Sent(NamedTuple):
     """What was sent in one round."""
@@ -107,7 +109,7 @@ class Stopwatch:
 
     def iteration_s(self) -> float | None:
         """Return the median of the last iterations, from forward to forward."""
-        starts = sorted(self._starts.items())
+        starts = sorted(self._starts.items())[-LAST_ITERATIONS - 1 :]
         times = [b - a for (k, a), (next_k, b) in pairwise(starts) if next_k == k + 1]
         return median(times) if times else None
 

@@ -106,9 +106,6 @@ class Synchroniser:
         """Return the tensors without which these cannot arrive."""
         return self._engine.unready_before(tensors)
 
-    def has_taken(self, tensor: int) -> bool:
-        return self._engine.is_ready(tensor)
-
     def arrived(self, tensors: Iterable[int]) -> list[int]:
         """Return those among these tensors that have arrived, without waiting."""
         return self._engine.arrived(tensors)
