@@ -38,7 +38,8 @@ def owner(mode: str) -> Iterator[tuple[int, int]]:
     ) as process:
         assert process.stdout is not None
         keeper = int(process.stdout.readline())
-        while sum(b"sleep" in command(pid) for pid in members(process.pid)) < 4:
+        # The shells have the word in their own line too, and must have started theirs.
+        while sum(command(pid) == b"sleep\060\0" for pid in members(process.pid)) < 4:
             time.sleep(0.02)
         try:
             yield process.pid, keeper
