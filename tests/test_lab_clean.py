@@ -39,7 +39,10 @@ def owner(mode: str) -> Iterator[tuple[int, int]]:
         assert process.stdout is not None
         keeper = int(process.stdout.readline())
         # The shells have the word in their own line too, and must have started theirs.
-        while sum(command(pid) == b"sleep\060\0" for pid in members(process.pid)) < 4:
+        while (
+            sum(command(pid).split(b"\0")[:2] == [b"sleep", b"60"] for pid in members(process.pid))
+            < 4
+        ):
             time.sleep(0.02)
         try:
             yield process.pid, keeper
