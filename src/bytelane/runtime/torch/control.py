@@ -11,7 +11,7 @@ from bytelane.errors import PeerError, TransferFailed, TransferTimeout
 from bytelane.runtime.engine.engine import PATIENCE_S
 
 # A transfer to a dead rank fails before its sentinel has told of the death.
-VERDICT_S = 3.0
+VERDICT_S = 6.0
 
 
 class KnowsPeers(Protocol):
