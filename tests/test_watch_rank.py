@@ -190,7 +190,7 @@ def test_what_is_not_from_a_peer_is_not_heard() -> None:
 def test_an_ending_is_acknowledged() -> None:
     with peers(2) as others:
         others.tell(1, Kind.LEFT)
-        others.await_message(Kind.ACKNOWLEDGED)
+        assert others.await_message(Kind.ACKNOWLEDGED).kind is Kind.ACKNOWLEDGED
 
 
 # Telling of the end
