@@ -46,6 +46,7 @@ class Engine:
         timeout_s: float,
         clock: Clock = time.perf_counter,
         still_waiting: Callable[[float], None] = lambda waited_s: None,
+        who_is_behind: Callable[[], str] = lambda: "another rank is slow, or does something else",
     ) -> None:
         self.plan = plan
         self.transfers: list[Transfer] = []
@@ -55,6 +56,7 @@ class Engine:
         self._timeout_s = timeout_s
         self._clock = clock
         self._still_waiting = still_waiting
+        self._who_is_behind = who_is_behind
         self._scheduler = Scheduler.of_plan(plan)
         # Re-entrant: a transport that is already done may report inside the call that launches.
         self._changed = threading.Condition(threading.RLock())
@@ -87,6 +89,11 @@ class Engine:
             self._launch(starts)
 
     @property
+    def failure(self) -> TrainingError | None:
+        """Why everything is refused, if it is."""
+        return self._failure
+
+    @property
     def events(self) -> list[Event]:
         """What the scheduler was told in this iteration."""
         return list(self._scheduler.events)
@@ -111,7 +118,7 @@ class Engine:
                 self.fail(
                     TransferTimeout(
                         f"{names} did not arrive within {self._timeout_s:g} s; "
-                        "another rank is slow, or waits for something else"
+                        f"{self._who_is_behind()}"
                     )
                 )
             self._raise_failure()

@@ -26,6 +26,9 @@ class KnowsPeers(Protocol):
     def still_waiting(self, waited_s: float) -> None:
         """Say for whom we wait."""
 
+    def who_is_behind(self) -> str:
+        """Return which rank has launched least, and how it is."""
+
 
 class NoPeersKnown:
     """Before the ranks have met."""
@@ -38,6 +41,9 @@ class NoPeersKnown:
 
     def still_waiting(self, waited_s: float) -> None:
         pass
+
+    def who_is_behind(self) -> str:
+        return "one is slow, or does something else"
 
 
 class Control:
@@ -92,7 +98,7 @@ class Control:
             if waited_s >= self._timeout_s:
                 raise TransferTimeout(
                     f"other ranks did not come to an agreement within {self._timeout_s:g} s; "
-                    "one is slow, or does something else"
+                    f"{self.peers.who_is_behind()}"
                 )
             self.peers.still_waiting(waited_s)
 

@@ -13,7 +13,7 @@ from bytelane.errors import PeerError, TrainingError
 from bytelane.runtime.engine.engine import PATIENCE_S
 from bytelane.runtime.torch.control import Control
 from bytelane.runtime.watch.address import reachable_address
-from bytelane.runtime.watch.standing import waiting_line
+from bytelane.runtime.watch.standing import waiting_line, who_is_behind
 from bytelane.runtime.watch.watcher import Watcher
 
 End = Callable[[TrainingError], None]
@@ -54,6 +54,10 @@ class Peers:
         waiting = set(range(self._size)) - {standing.rank for standing in behind}
         if self._rank == min(waiting) and _is_telling(waited_s):
             _print(waiting_line(behind, waited_s))
+
+    def who_is_behind(self) -> str:
+        """Say which rank has launched least, and how it is."""
+        return who_is_behind(self._watcher.behind())
 
     def report_failure(self, message: str) -> None:
         """Tell the others why this rank cannot go on."""

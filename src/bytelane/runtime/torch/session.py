@@ -190,7 +190,8 @@ class Session:
     def leave_model(self) -> None:
         """The root module's forward is over; a module that was left out is settled now."""
         self.watch.stop()
-        self.settle_owed()
+        if self._sync.failure is None:  # a gate that raised it has ended this forward
+            self.settle_owed()
         if torch.is_grad_enabled():
             self.watch.start("backward", OUTSIDE)
 

@@ -51,6 +51,7 @@ class Synchroniser:
             tensor_names=trained.names,
             timeout_s=self._timeout_s,
             still_waiting=self._peers.still_waiting,
+            who_is_behind=self._peers.who_is_behind,
         )
         if self._failure is not None:
             self._engine.fail(self._failure)
@@ -63,7 +64,7 @@ class Synchroniser:
 
     @property
     def failure(self) -> TrainingError | None:
-        return self._failure
+        return self._failure or self._engine.failure
 
     @property
     def transfers(self) -> list[Transfer]:

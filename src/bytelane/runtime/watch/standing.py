@@ -28,23 +28,42 @@ class Standing(NamedTuple):
     """Since it was heard of; None if it never was."""
 
     @property
+    def is_quiet(self) -> bool:
+        """Tell whether it has not been heard of for a while, so that its progress is old."""
+        return self.silent_s is not None and self.silent_s >= QUIET_S
+
+    @property
     def condition(self) -> str:
         """Say how it is, as a verb: ``is alive (running)``."""
         if self.kind in _ENDINGS:
             return _ENDINGS[self.kind]
         if self.silent_s is None:
             return "was never heard of"
-        if self.silent_s >= QUIET_S:
+        if self.is_quiet:
             return f"has not been heard of for {self.silent_s:.0f} s"
         return _CONDITIONS[self.state]
+
+
+def who_is_behind(behind: Sequence[Standing]) -> str:
+    """Say why nothing arrives: ``rank 2 is awaited; it has not been heard of for 60 s``."""
+    if not behind:
+        return "no rank is behind, so the network is slow"
+    verb = "is" if len(behind) == 1 else "are"
+    return f"{_names(behind)} {verb} awaited; {_conditions(behind)}"
 
 
 def waiting_line(behind: Sequence[Standing], waited_s: float) -> str:
     """Say for whom we wait: ``waiting for rank 2 for 60 s; it is alive (running)``."""
     if not behind:
-        return f"waiting for {waited_s:.0f} s; no rank is behind, so the network is slow"
-    names = name_ranks([standing.rank for standing in behind])
+        return f"waiting for {waited_s:.0f} s; {who_is_behind(behind)}"
+    return f"waiting for {_names(behind)} for {waited_s:.0f} s; {_conditions(behind)}"
+
+
+def _names(behind: Sequence[Standing]) -> str:
+    return name_ranks([standing.rank for standing in behind])
+
+
+def _conditions(behind: Sequence[Standing]) -> str:
     if len(behind) == 1:
-        return f"waiting for {names} for {waited_s:.0f} s; it {behind[0].condition}"
-    each = [f"rank {one.rank} {one.condition}" for one in behind[:MOST_NAMES]]
-    return f"waiting for {names} for {waited_s:.0f} s; {', '.join(each)}"
+        return f"it {behind[0].condition}"
+    return ", ".join(f"rank {one.rank} {one.condition}" for one in behind[:MOST_NAMES])

@@ -99,18 +99,17 @@ class Watcher:
     def behind(self) -> list[Standing]:
         """Return the peers that have launched least, if that is less than we have.
 
-        What is known of them is about a second old.
+        What is known of them is about a second old, but of those that are not heard of any more.
         """
         now_s = time.monotonic()
         rows = {r: self._board.read(r) for r in range(self._world) if r != self._rank}
-        least = min((row.progress for row in rows.values()), default=0)
-        if least >= self._board.own[0]:
-            return []
-        return [
+        peers = [
             Standing(rank, row.progress, row.state, row.kind, row.silent_s(now_s))
             for rank, row in rows.items()
-            if row.progress == least
         ]
+        least = min((peer.progress for peer in peers), default=0)
+        is_least = least < self._board.own[0]
+        return [p for p in peers if p.is_quiet or (is_least and p.progress == least)]
 
     # --- what the others are told --------------------------------------------------------------
 
