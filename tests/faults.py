@@ -3,6 +3,7 @@
 import json
 import multiprocessing as mp
 import os
+import resource
 import signal
 import sys
 import time
@@ -22,6 +23,7 @@ from training import loss_of, make
 
 PARTS: dict[str, Any] = {"policy": "bytescheduler", "partition": "1KiB", "credit": "2KiB"}
 HALVES: dict[str, Any] = {"policy": "dear", "fusion": "4KiB"}
+WHOLE: dict[str, Any] = {"policy": "fifo"}
 STEPS = 2000
 PAUSE_S = 0.005
 END_S = 60.0
@@ -57,13 +59,19 @@ class Outcome:
 
 
 def run_fault(
-    fault: str, moment: int, folder: Path, world: int = 2, knobs: dict[str, Any] = PARTS
+    fault: str,
+    moment: int,
+    folder: Path,
+    *,
+    world: int = 2,
+    knobs: dict[str, Any] = PARTS,
+    model: str = "chain",
 ) -> Outcome:
     """Train, hurt the last rank at some call of a hook, and wait for what the others say."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["torch", "bytelane.runtime.torch", "training"])
     ranks = [
-        context.Process(target=_train, args=(rank, world, folder, knobs, fault, moment))
+        context.Process(target=_train, args=(rank, world, folder, knobs, model, fault, moment))
         for rank in range(world)
     ]
     for process in ranks:
@@ -87,10 +95,10 @@ def _end(ranks: list[BaseProcess]) -> None:
         process.join()
 
 
-def expected_weights(steps: int, world: int = 2) -> list[list[int]]:
+def expected_weights(steps: int, world: int = 2, model: str = "chain") -> list[list[int]]:
     """Train all ranks in one process: the checksums after each step, to the last bit on two."""
     torch.set_num_threads(1)  # as the ranks: another number rounds otherwise
-    net, opt = make()
+    net, opt = make(model)
     found = [checksums(net)]
     for step in range(steps):
         total: list[Any] = []
@@ -111,13 +119,19 @@ def checksums(net: torch.nn.Module) -> list[int]:
 
 
 def _train(
-    rank: int, world: int, folder: Path, knobs: dict[str, Any], fault: str, moment: int
+    rank: int,
+    world: int,
+    folder: Path,
+    knobs: dict[str, Any],
+    model: str,
+    fault: str,
+    moment: int,
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     sys.stdout = sys.stderr = (folder / f"output{rank}").open("w")  # type: ignore[assignment]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
-    net, opt = make()
+    net, opt = make(model)
     bytelane.prepare(net, opt, timeout_s=END_S, **knobs)
     if rank == world - 1:
         _be_hurt(net, opt, fault, moment, folder)
@@ -158,6 +172,9 @@ def _be_hurt(net: Any, opt: Any, fault: str, moment: int, folder: Path) -> None:
     if fault == "raise in the optimizer":
         opt.register_step_pre_hook(count)
         return
+    if fault == "run out of memory":  # when its gradient is there, and is about to be sent
+        net.wide.register_hook(count)
+        return
     for module in net:
         module.register_forward_pre_hook(count)
     for parameter in net.parameters():
@@ -171,5 +188,9 @@ def _hurt(fault: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif fault == "leave":
         sys.exit(0)
+    elif fault == "run out of memory":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     else:
         raise Bang(fault)

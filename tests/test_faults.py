@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from faults import HALVES, MOMENTS_IN_A_STEP, Outcome, expected_weights, run_fault
+from faults import HALVES, MOMENTS_IN_A_STEP, WHOLE, Outcome, expected_weights, run_fault
 
 SOON_S = 10.0
 # Moments in the first iteration, in one that is measured, and under a plan.
@@ -84,6 +84,15 @@ def test_what_a_rank_has_raised_is_repeated(
     (report,) = outcome.survivors
     assert report.error in ("PeerFailed", "PeerLost")
     assert report.peer == 1
+
+
+def test_a_rank_without_memory_for_a_message_is_named(tmp_path: Path) -> None:
+    outcome = run_fault("run out of memory", 5, tmp_path, knobs=WHOLE, model="wide")
+    require_sound(outcome, expected_weights(steps=5, model="wide"))
+    (report,) = outcome.survivors
+    assert (report.error, report.peer) == ("PeerFailed", 1)
+    assert "synchronising wide failed" in report.message
+    assert "can't allocate memory" in report.message
 
 
 def test_a_rank_that_has_left_is_not_waited_for(tmp_path: Path, expected: list[list[int]]) -> None:

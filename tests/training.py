@@ -82,6 +82,19 @@ class Empty(torch.nn.Module):
         return result
 
 
+class Wide(torch.nn.Module):
+    """A parameter of 64 MiB beside an ordinary layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(24, 16)
+        self.wide = torch.nn.Parameter(torch.ones(2**24))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x) * self.wide[:16]
+        return result
+
+
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     "chain": chain,
     "tied": Tied,
@@ -91,6 +104,7 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     ),
     "gaps": Gaps,
     "empty": Empty,
+    "wide": Wide,
 }
 
 
