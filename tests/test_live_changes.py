@@ -39,7 +39,12 @@ def changing(rank: int, seed: int, steps: int, every: int) -> tuple[bool, int, i
         opt.zero_grad()
         loss_of(net, rank, step).backward()
         if step >= 3 and choose.random() < 1 / every:
-            bytelane.replan(net, **choose.choice(POLICIES), barrier=choose.choice([None, True]))
+            bytelane.replan(
+                net,
+                **choose.choice(POLICIES),
+                barrier=choose.choice([None, True]),
+                lanes=choose.choice([None, 2, 3]),
+            )
             asked += rank == 0
         opt.step()
     version = session_of(net).plan.version
@@ -59,6 +64,25 @@ def test_many_changes_of_plan_lose_nothing(two_ranks: Pool, seed: int) -> None:
     assert also_same
     assert version == other_version
     assert asked / 2 < version <= asked + 2
+
+
+def on_lanes(rank: int, lanes: int, **knobs: Any) -> tuple[bool, set[int], int]:
+    net, opt = make()
+    bytelane.prepare(net, opt, timeout_s=30, lanes=lanes, **knobs)
+    train(net, opt, rank)
+    used = {operation.lane for operation in session_of(net).plan.operations}
+    groups = {group.group_name for group in session_of(net).transport._groups}
+    return equal(weights(net), trained_by_ddp(rank, "chain", "momentum")), used, len(groups)
+
+
+@pytest.mark.parametrize("knobs", [POLICIES[3], POLICIES[-1]], ids=["all-reduce", "in halves"])
+def test_operations_take_turns_on_lanes_of_their_own(
+    two_ranks: Pool, knobs: dict[str, Any]
+) -> None:
+    for same, used, groups in two_ranks.run(on_lanes, lanes=3, **knobs):
+        assert same
+        assert used == {0, 1, 2}
+        assert groups == 3
 
 
 def asked_for(rank: int) -> list[str]:

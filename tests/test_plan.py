@@ -129,3 +129,20 @@ def _joined(plan: Plan) -> list[SubTask]:
 
 def _span(part: SubTask) -> tuple[int, int, int]:
     return part.tensor, part.start, part.stop
+
+
+@given(sizes, st.integers(1, 150), st.integers(1, 16))
+def test_lanes_take_turns_and_change_nothing_else(
+    tensor_bytes: tuple[int, ...], bucket: int, lanes: int
+) -> None:
+    plan = bucket_plan(tensor_bytes, bucket)
+    spread = plan.on_lanes(lanes)
+    assert [o.lane for o in spread.operations] == [k % lanes for k in range(len(plan.operations))]
+    assert spread.lanes == max(1, min(lanes, len(plan.operations)))
+    assert spread.on_lanes(1) == plan
+
+
+@pytest.mark.parametrize("lanes", [0, -1, 17])
+def test_a_plan_has_a_few_lanes(lanes: int) -> None:
+    with pytest.raises(InputError, match=r"lanes are not possible; use 1 to 16"):
+        plan_of(*WHOLE).on_lanes(lanes)

@@ -157,6 +157,7 @@ def prepare(
     credit: str | int | None = None,
     fusion: str | int | None = None,
     barrier: bool | None = None,
+    lanes: int | None = None,
     verify: bool = False,
     trace: str | Path | None = None,
     timeout_s: float = 1800.0,
@@ -170,9 +171,10 @@ def prepare(
     best plain buckets.
 
     ``optimizer`` may be a list of optimizers. ``barrier`` overrides whether every step waits for
-    all tensors. ``verify`` compares all weights between ranks before every backward pass (slow).
-    ``trace`` is a file for plans and events, which ``bytelane replay`` reads; ``{rank}`` in it is
-    replaced, and without that only rank 0 writes.
+    all tensors. ``lanes`` (one if left out) carry operations by turns, each on connections of its
+    own. ``verify`` compares all weights between ranks before every backward pass (slow). ``trace``
+    is a file for plans and events, which ``bytelane replay`` reads; ``{rank}`` in it is replaced,
+    and without that only rank 0 writes.
     """
     runtime = _runtime()
     optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
@@ -180,7 +182,7 @@ def prepare(
     runtime.attach(
         model,
         optimizers,
-        **_planning(policy, partition, credit, fusion, barrier),
+        **_planning(policy, partition, credit, fusion, barrier, lanes),
         timeout_s=timeout_s,
         verify=verify,
         recorder=recorder,
@@ -194,16 +196,18 @@ def _planning(
     credit: str | int | None,
     fusion: str | int | None,
     barrier: bool | None,
+    lanes: int | None,
 ) -> dict[str, Any]:
     """Return who plans, and what he needs to be told."""
     if policy != "auto":
         knobs = choose_knobs(policy, partition, credit, fusion)
-        return {"planner": make_planner(policy, knobs, barrier)}
+        return {"planner": make_planner(policy, knobs, barrier, lanes=_one_unless(lanes))}
     for name, given in (
         ("partition", partition),
         ("credit", credit),
         ("fusion", fusion),
         ("barrier", barrier),
+        ("lanes", lanes),
     ):
         if given is not None:
             raise InputError(f"{name} has no effect under policy auto, which chooses it itself")
@@ -222,6 +226,10 @@ def _planning(
     }
 
 
+def _one_unless(lanes: int | None) -> int:
+    return 1 if lanes is None else lanes
+
+
 def replan(
     model: "torch.nn.Module",
     *,
@@ -230,13 +238,15 @@ def replan(
     credit: str | int | None = None,
     fusion: str | int | None = None,
     barrier: bool | None = None,
+    lanes: int | None = None,
 ) -> None:
     """Change the plan of a prepared model while it trains, at a step that all ranks agree on.
 
     What rank 0 asks for is done; on other ranks the call has no effect.
     """
     session = _runtime().find_session(model)
-    planner = make_planner(policy, choose_knobs(policy, partition, credit, fusion), barrier)
+    knobs = choose_knobs(policy, partition, credit, fusion)
+    planner = make_planner(policy, knobs, barrier, lanes=_one_unless(lanes))
     if session is not None:
         session.propose(planner)
 

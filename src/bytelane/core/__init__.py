@@ -9,7 +9,14 @@ Cutting: :class:`SubTask`, :class:`Pieces`, :func:`partition`. Choosing: :class:
 
 from bytelane.core import policies as _builtin_policies  # noqa: F401  (registers them)
 from bytelane.core.knobs import CreditWindow, Knobs
-from bytelane.core.plan import Element, Operation, Plan, bucket_plan, require_plannable
+from bytelane.core.plan import (
+    Element,
+    Operation,
+    Plan,
+    bucket_plan,
+    require_lanes,
+    require_plannable,
+)
 from bytelane.core.policy import (
     Policy,
     Stage,
@@ -50,5 +57,6 @@ __all__ = [
     "policy_entry",
     "policy_names",
     "register",
+    "require_lanes",
     "require_plannable",
 ]

@@ -14,6 +14,8 @@ from bytelane.errors import InputError
 from bytelane.job import Job
 
 FORMAT = 2
+# A lane costs every host a connection to every other, and threads.
+MOST_LANES = 16
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -114,6 +116,17 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
                     operations.append(Operation((piece,), operation.lane))
         return msgspec.structs.replace(self, operations=tuple(operations))
 
+    def on_lanes(self, count: int) -> "Plan":
+        """Send the operations by turns on so many lanes, each of which has connections its own."""
+        require_lanes(count)
+        operations = (Operation(o.parts, k % count) for k, o in enumerate(self.operations))
+        return msgspec.structs.replace(self, operations=tuple(operations))
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes it needs."""
+        return max((operation.lane for operation in self.operations), default=0) + 1
+
     @property
     def pieces(self) -> Pieces:
         return Pieces.of([operation.parts for operation in self.operations])
@@ -149,6 +162,12 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def digest(self) -> str:
         """Name the plan: equal plans, and only they, have the same digest."""
         return hashlib.sha256(self.encode()).hexdigest()
+
+
+def require_lanes(count: int) -> None:
+    """Refuse a number of lanes that no plan can have."""
+    if not 1 <= count <= MOST_LANES:
+        raise InputError(f"{count} lanes are not possible; use 1 to {MOST_LANES}")
 
 
 def require_plannable(policy: Policy) -> None:

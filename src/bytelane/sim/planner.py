@@ -3,7 +3,7 @@
 import msgspec
 
 from bytelane.cluster import Cluster, Link
-from bytelane.core import Knobs, Plan, Planner, make_policy, require_plannable
+from bytelane.core import Knobs, Plan, Planner, make_policy, require_lanes, require_plannable
 from bytelane.job import Job, Layer, Tensor
 from bytelane.sim.engine import simulate
 
@@ -23,14 +23,16 @@ def make_planner(
     *,
     in_ready_order: bool = False,
     ratio: float = PLANNING_RATIO,
+    lanes: int = 1,
 ) -> Planner:
     """Return a planner that simulates the measured job under this policy.
 
     With ``barrier`` the plan is the same, but whether a step waits for all is decided by that.
     ``in_ready_order`` takes its order away from the policy, and nothing else. ``ratio`` is how much
-    of the computing time communication is taken to last.
+    of the computing time communication is taken to last. ``lanes`` carry the operations by turns.
     """
     _require_plannable(policy)
+    require_lanes(lanes)
     aligned = knobs
     if knobs.partition_bytes is not None:
         part = max(ALIGNMENT, knobs.partition_bytes - knobs.partition_bytes % ALIGNMENT)
@@ -44,7 +46,7 @@ def make_planner(
         schedule = make_policy(policy, job, two, aligned)
         if in_ready_order:
             schedule = schedule.in_ready_order(job)
-        made = simulate(job, two, schedule, "interpreted").plan(version)
+        made = simulate(job, two, schedule, "interpreted").plan(version).on_lanes(lanes)
         return made if barrier is None else msgspec.structs.replace(made, barrier=barrier)
 
     return plan

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from bytelane import __version__
 from bytelane.core import Planner
 from bytelane.errors import NotSupported, TrainingError
-from bytelane.runtime.torch import agreement, groups
+from bytelane.runtime.torch import agreement
 from bytelane.runtime.torch.control import Control
 from bytelane.runtime.torch.gate import (
     Gate,
@@ -22,11 +22,11 @@ from bytelane.runtime.torch.gate import (
     is_compiled_in_place,
     outside_compiled_code,
 )
+from bytelane.runtime.torch.groups import Groups
 from bytelane.runtime.torch.onlooker import Onlooker
 from bytelane.runtime.torch.peers import leave, meet
 from bytelane.runtime.torch.planning import Review
 from bytelane.runtime.torch.session import Probe, Session
-from bytelane.runtime.torch.sockets import Sockets
 from bytelane.runtime.torch.status import Status
 from bytelane.runtime.torch.support import first_problem, is_separable
 from bytelane.runtime.torch.trained import describe, gated_modules, module_name, parameters_of
@@ -56,10 +56,8 @@ def attach(
         return None
     if id(model) in _sessions:
         raise NotSupported("this model is prepared already; call prepare() once")
-    sockets = Sockets()
-    with sockets.collecting():
-        group, agreeing = groups.open_group(), groups.open_group()
-    control = Control(agreeing, timeout_s)
+    groups = Groups()
+    control = Control(groups.agreeing, timeout_s)
     control.peers = peers = meet(control)
     agreement.refuse_together(first_problem(model, optimizers), control)
     _agree_on_model(model, control)
@@ -67,10 +65,9 @@ def attach(
         model,
         optimizers,
         planner,
-        groups=[group],
+        groups=groups,
         control=control,
         peers=peers,
-        sockets=sockets,
         timeout_s=timeout_s,
         keep_iterations=keep_iterations,
         say=_say,
@@ -92,7 +89,7 @@ def attach(
     Onlooker.start_watching()
     session.farewell = farewell
     _sessions[id(model)] = session
-    weakref.finalize(session, groups.drop, group, agreeing).atexit = False
+    weakref.finalize(session, groups.drop).atexit = False
     _flush_all_at_exit()
     return session
 

@@ -27,12 +27,12 @@ from bytelane.job import Job
 from bytelane.runtime.torch import agreement
 from bytelane.runtime.torch.control import Control
 from bytelane.runtime.torch.gradient_hooks import GradientHook
+from bytelane.runtime.torch.groups import Groups
 from bytelane.runtime.torch.joining import Joining
 from bytelane.runtime.torch.onlooker import Onlooker
 from bytelane.runtime.torch.peers import Peers
 from bytelane.runtime.torch.planning import Planning, Review
 from bytelane.runtime.torch.rounds import Rounds
-from bytelane.runtime.torch.sockets import Sockets
 from bytelane.runtime.torch.status import Status
 from bytelane.runtime.torch.stepping import PartialStepper
 from bytelane.runtime.torch.stopwatch import Stopwatch
@@ -66,10 +66,9 @@ class Session:
         optimizers: Sequence[torch.optim.Optimizer],
         planner: Planner,
         *,
-        groups: Sequence[dist.ProcessGroup],
+        groups: Groups,
         control: Control,
         peers: Peers,
-        sockets: Sockets,
         timeout_s: float,
         keep_iterations: int,
         say: Say,
@@ -91,7 +90,7 @@ class Session:
         self._control = control
         self._say = say
         self._peers = peers
-        self._sockets = sockets
+        self._groups = groups
         self._owed: dict[int, int] = {}  # tensor -> which optimizer owes it an update
         self._taken: set[int] = set()
         self._zeroed: dict[int, bool] = {}
@@ -106,7 +105,7 @@ class Session:
             planner,
             self.watch,
             control,
-            probe=None if probe is None else partial(probe, groups[0]),
+            probe=None if probe is None else partial(probe, groups.lanes(1)[0]),
             review=review,
         )
         self._rounds = Rounds(
@@ -427,7 +426,7 @@ class Session:
     def end(self, error: TrainingError) -> None:
         """Another rank is lost: nobody shall wait for it. Called from any thread."""
         self._sync.fail(error)
-        self._sockets.break_all()
+        self._groups.break_all()
 
     def _update(self, tensors: list[int]) -> None:
         self.watch.start("update", self.trained.owners[tensors[0]][0])

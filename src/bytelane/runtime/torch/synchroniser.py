@@ -4,15 +4,15 @@ A round sums every tensor once. Usually it is one backward pass; a second backwa
 ``step()`` is a second round.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
-import torch.distributed as dist
 
 from bytelane.core import Plan
 from bytelane.errors import TrainingError, TransferFailed
 from bytelane.runtime.engine import Engine, Transfer
 from bytelane.runtime.torch.control import KnowsPeers, name_failure
+from bytelane.runtime.torch.groups import Groups
 from bytelane.runtime.torch.ring_transport import RingTransport
 from bytelane.runtime.torch.trained import Trained
 from bytelane.runtime.torch.transport import AllReduceTransport, GradientTransport
@@ -24,7 +24,7 @@ class Synchroniser:
 
     def __init__(
         self,
-        groups: Sequence[dist.ProcessGroup],
+        groups: Groups,
         *,
         peers: KnowsPeers,
         timeout_s: float,
@@ -40,10 +40,14 @@ class Synchroniser:
         self._failure: TrainingError | None = None
 
     def install(self, plan: Plan, trained: Trained) -> None:
-        """Use this plan from now on; nothing of the last one may be in flight."""
+        """Use this plan from now on; nothing of the last one may be in flight. All ranks do."""
         carry = RingTransport if plan.gather_order else AllReduceTransport
         self.transport: GradientTransport = carry(
-            plan, trained.dtypes, self._groups, trained.names, launched=self._peers.count
+            plan,
+            trained.dtypes,
+            self._groups.lanes(plan.lanes),
+            trained.names,
+            launched=self._peers.count,
         )
         self._engine = Engine(
             plan,
