@@ -1,13 +1,13 @@
 """The examples in the repository run as their first lines say."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from launched import run_to_the_end
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -18,16 +18,10 @@ SMALL = {
 
 
 def run(example: str, *options: str, launcher: tuple[str, ...] = TORCHRUN) -> str:
-    done = subprocess.run(
+    return run_to_the_end(
         [sys.executable, *launcher, str(EXAMPLES / f"{example}.py"), *options],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+        {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def losses(output: str) -> list[float]:

@@ -35,6 +35,9 @@ class _Relation(NamedTuple):
     values: Ints
 
 
+_NOBODY_WAITS = _Relation(*(np.zeros(size, dtype=np.int64) for size in (0, 1, 0)))
+
+
 def policy_state(policy: Policy, job: Job, *, workers: int = 1, own_lanes: bool = False) -> State:
     """Lay out a policy for some workers, which share collectives or have lanes of their own."""
     pieces = policy.cut(job)
@@ -181,8 +184,7 @@ def _gates(rules: list[_Rule], copies: int, count: int) -> tuple[Ints, _Relation
     Returns each operation's gate, and who is behind each gate: as many as lead to it.
     """
     if len(rules) == 1:
-        nobody = np.zeros(0, dtype=np.int64)
-        return np.full(copies * count, NOTHING), _Relation(nobody, np.zeros(1, np.int64), nobody)
+        return np.full(copies * count, NOTHING), _NOBODY_WAITS
     piece = _in_every(copies, np.arange(count))
     gate, behind = [], []
     gates = 0
@@ -220,6 +222,4 @@ def _begins(lengths: Ints) -> Ints:
 
 def _relation(keys: Ints, values: Ints, count: int) -> _Relation:
     counts = np.bincount(keys, minlength=count)
-    if (keys[1:] < keys[:-1]).any():  # most of the time they rise, and sorting is most of the cost
-        values = values[np.argsort(keys, kind="stable")]
-    return _Relation(counts, _begins(counts), values)
+    return _Relation(counts, _begins(counts), values[keys.argsort(kind="stable")])

@@ -72,9 +72,9 @@ class Columns(NamedTuple):
     completes_from: npt.NDArray[np.int64]
     completes: npt.NDArray[np.int64]
     """Layer -> where the tensors begin whose gradient its backward pass completes, and they."""
-    forward_s: npt.NDArray[np.float64]
-    backward_s: npt.NDArray[np.float64]
-    update_s: npt.NDArray[np.float64]
+    step_s: npt.NDArray[np.float64]
+    """What a worker computes in an iteration, in this order: update and forward pass of each layer,
+    the backward passes from the last layer to the first, and what is outside the model."""
 
 
 class Job(msgspec.Struct, frozen=True, dict=True):
@@ -116,9 +116,14 @@ class Job(msgspec.Struct, frozen=True, dict=True):
             np.array([t.needed_by for t in tensors], dtype=np.int64),
             completes_from,
             completes,
-            np.array([a.forward_s for a in layers], dtype=np.float64),
-            np.array([a.backward_s for a in layers], dtype=np.float64),
-            np.array([a.update_s for a in layers], dtype=np.float64),
+            np.array(
+                [
+                    *(seconds for a in layers for seconds in (a.update_s, a.forward_s)),
+                    *(a.backward_s for a in reversed(layers)),
+                    self.outside_s,
+                ],
+                dtype=np.float64,
+            ),
         )
 
     @cached_property

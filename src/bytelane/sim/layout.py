@@ -61,12 +61,7 @@ class Moments(NamedTuple):
 
 def step_durations_s(job: Job, cluster: Cluster, workers: int, jitter: Jitter | None) -> Floats:
     """Return iteration, worker, step -> seconds; a single iteration if all are alike."""
-    layers, columns = len(job.layers), job.columns
-    durations = np.empty((1, workers, 3 * layers + 1))
-    durations[:, :, 0 : 2 * layers : 2] = columns.update_s
-    durations[:, :, 1 : 2 * layers : 2] = columns.forward_s
-    durations[:, :, 2 * layers : -1] = columns.backward_s[::-1]
-    durations[:, :, -1] = job.outside_s
+    durations = job.columns.step_s[None, None, :].repeat(workers, axis=1)
     if cluster.compute_factors:
         factors = cluster.compute_factors if workers > 1 else [max(cluster.compute_factors)]
         # But loading data is not the accelerator's business.
