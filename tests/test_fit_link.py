@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bytelane.cluster import Cluster, Link
@@ -63,6 +63,7 @@ def test_the_formula_is_what_a_serial_link_does(
     assert errors == pytest.approx([0.0] * len(SIZES), abs=1e-9)
 
 
+@settings(max_examples=40)  # a fit costs 50 ms
 @given(links(), workers)
 def test_without_noise_the_link_is_found_again(link: Link, count: int) -> None:
     cluster = Cluster(count, link)
@@ -77,6 +78,7 @@ def test_without_noise_the_link_is_found_again(link: Link, count: int) -> None:
         assert again.transfer_s(size) == pytest.approx(cluster.transfer_s(size), rel=1e-6)
 
 
+@settings(max_examples=40)  # a fit costs 50 ms
 @given(links(), workers)
 def test_without_noise_half_of_the_sizes_tell_the_others(link: Link, count: int) -> None:
     cluster = Cluster(count, link)
@@ -85,6 +87,7 @@ def test_without_noise_half_of_the_sizes_tell_the_others(link: Link, count: int)
     assert errors == pytest.approx([0.0] * 10, abs=1e-6)
 
 
+@settings(max_examples=40)  # a fit costs 50 ms
 @given(links(), workers, st.permutations(CELLS))
 def test_the_order_of_the_samples_does_not_matter(
     link: Link, count: int, cells: list[tuple[int, int]]
@@ -95,6 +98,7 @@ def test_the_order_of_the_samples_does_not_matter(
     assert found.rate == pytest.approx(sorted_.rate, rel=1e-6)
 
 
+@settings(max_examples=40)  # a fit costs 50 ms
 @given(links(), workers, noise)
 def test_noise_makes_no_negative_times(link: Link, count: int, factors: list[float]) -> None:
     cluster = Cluster(count, link)

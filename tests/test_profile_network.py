@@ -20,12 +20,14 @@ from bytelane.errors import InputError, TrainingError
 from bytelane.measure import Sample
 from bytelane.measure.loopback import profile_loopback
 from bytelane.measure.network import (
+    FEW_SIZES,
     IN_FLIGHT,
     LEAST_ROUNDS,
     MOST_MESSAGES,
     MOST_ROUNDS,
     SIZES,
     NetworkProfile,
+    measure_link,
     profile_network,
     take_samples,
 )
@@ -43,6 +45,20 @@ def profiled(rank: int, budget_s: float) -> bytes:
     group = dist.group.WORLD
     assert group is not None
     return msgspec.json.encode(profile_network(group, budget_s))
+
+
+def measured(rank: int) -> Link:
+    group = dist.group.WORLD
+    assert group is not None
+
+    def send(group: dist.ProcessGroup, size: int, messages: int, in_flight: int) -> float:
+        return 0.001 * messages  # however large: nothing fits that
+
+    return measure_link(group, send=send)[0]
+
+
+def test_a_moment_that_is_too_noisy_for_a_fit_does_not_end_training(two_ranks: Pool) -> None:
+    assert two_ranks.run(measured) == [Link(FEW_SIZES[-1] / 0.001)] * 2
 
 
 def test_all_ranks_find_the_same(two_ranks: Pool) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from bytelane.cluster import Cluster, Link
+from bytelane.errors import InputError
 from bytelane.measure.fit import Sample, fit_link, relative_errors
 
 if TYPE_CHECKING:
@@ -71,10 +72,21 @@ def profile_network(group: "dist.ProcessGroup", budget_s: float = 20.0) -> Netwo
 def measure_link(group: "dist.ProcessGroup", send: Send | None = None) -> tuple[Link, list[Sample]]:
     """Fit a link quickly, to few sizes; every rank of the group must call this.
 
-    ``send`` sends a row of messages in a way of one's own.
+    ``send`` sends a row of messages in a way of one's own. Training must not end because a moment
+    was noisy: where nothing fits, the link is one on which the largest messages take their time.
     """
     samples = take_samples(group, FEW_SIZES, IN_FLIGHT, budget_s=1.0, send=send or all_reduce_row)
-    return fit_link(samples, Cluster(group.size(), Link(1.0)).wire_factor), samples
+    factor = Cluster(group.size(), Link(1.0)).wire_factor
+    try:
+        return fit_link(samples, factor), samples
+    except InputError:
+        return through_the_largest(samples, factor), samples
+
+
+def through_the_largest(samples: Sequence[Sample], wire_factor: float) -> Link:
+    """Return the link that has nothing but a rate: that at which the largest messages went."""
+    largest = max(samples)
+    return Link(wire_factor * largest.size / largest.seconds)
 
 
 def held_out_errors(samples: Sequence[Sample], wire_factor: float) -> tuple[float, ...]:
