@@ -3,7 +3,7 @@
 #   make test    format, lint, types, import contracts, tests with coverage
 #   make cases   every way of training beside DDP: a table of cases, on two and four processes
 #   make docs    the pages in docs/ as HTML, in out/docs
-#   make soak    a thousand labs, started and killed; a thousand training runs at random; faults
+#   make soak    a thousand labs, training runs and changes of plan; hundreds of faults
 
 PYTHON ?= python3
 VENV := .venv
@@ -59,6 +59,7 @@ soak: $(VENV)/.dev
 	$(BIN)/python tests/soak/lab.py --cycles 1000
 	$(BIN)/python tests/soak/watch.py --events 1000
 	$(BIN)/python tests/soak/training.py --seeds 1000
+	$(BIN)/python tests/soak/changes.py --changes 1000
 	$(BIN)/python tests/soak/faults.py --count 300
 
 format: $(VENV)/.dev
