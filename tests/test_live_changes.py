@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,13 @@ from typer.testing import CliRunner
 
 import bytelane
 from bytelane.cli.main import app
+from bytelane.cluster import Cluster
+from bytelane.core import Knobs, Plan
 from bytelane.errors import InputError, WeightsDiffer
-from bytelane.runtime.torch import session_of
+from bytelane.job import Job
+from bytelane.runtime.torch import attach, session_of
+from bytelane.runtime.torch.planning import MOST_PLANNING
+from bytelane.sim import make_planner
 from bytelane.trace.recording import PlanLine, RoundLine, read, replay
 from ranks import Pool
 from training import equal, loss_of, make, train, trained_by_ddp, weights
@@ -83,6 +89,33 @@ def test_operations_take_turns_on_lanes_of_their_own(
         assert same
         assert used == {0, 1, 2}
         assert groups == 3
+
+
+def never_content(rank: int) -> list[tuple[float, float]]:
+    """Train under a planner that is slow, and a review that always wants another plan."""
+    planner = make_planner("fifo", Knobs())
+    began_and_ended = []
+
+    def slow(job: Job, version: int, cluster: Cluster | None = None) -> Plan:
+        began = time.perf_counter()
+        time.sleep(0.1)
+        began_and_ended.append((began, time.perf_counter()))
+        return planner(job, version, cluster)
+
+    net, opt = make()
+    attach(net, [opt], slow, timeout_s=30, review=lambda iteration_s: True)
+    train(net, opt, rank, steps=100, after_step=lambda: time.sleep(0.01))
+    return began_and_ended
+
+
+def test_planning_again_never_takes_most_of_the_time(two_ranks: Pool) -> None:
+    plans, on_another_rank = two_ranks.run(never_content)
+    assert not on_another_rank
+    assert len(plans) > 1
+    first = plans[0][0]
+    for number, (began, _) in enumerate(plans[1:], start=1):
+        spent = sum(end - begin for begin, end in plans[:number])
+        assert spent <= MOST_PLANNING * (began - first)
 
 
 def asked_for(rank: int) -> list[str]:

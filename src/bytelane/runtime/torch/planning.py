@@ -4,6 +4,7 @@ Everything here is done by all ranks at the same moment, between two rounds.
 """
 
 import itertools
+import time
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Protocol
@@ -20,6 +21,8 @@ from bytelane.runtime.torch.trained import Trained
 MEASURED_ITERATIONS = 2
 FIRST_ITERATIONS = 1 + MEASURED_ITERATIONS
 REVIEWED_ITERATIONS = 10
+# Measuring and planning again costs seconds: as much of the time since the first plan, at most.
+MOST_PLANNING = 0.5
 # What is in flight is in memory twice, so buckets are not as large as DDP's.
 FIRST_BUCKET_BYTES = 2**22
 
@@ -63,6 +66,8 @@ class Planning:
         self._version = 0
         self._first_step = 0
         self._is_measured = False
+        self._planned_s = 0.0
+        self._planned_since: float | None = None
 
     def first_plan(self, trained: Trained, step: int) -> Plan:
         """Plan without knowing anything; what was known before is forgotten."""
@@ -87,7 +92,7 @@ class Planning:
         """Look from time to time, on rank 0, whether iterations are still as they were."""
         if self._review is None or self._control.rank != 0 or not self._is_measured:
             return
-        if (step - self._first_step) % REVIEWED_ITERATIONS == 0:
+        if (step - self._first_step) % REVIEWED_ITERATIONS == 0 and self._may_plan_again():
             iteration_s = self._watch.iteration_s()
             if iteration_s is not None and self._review(iteration_s):
                 self.wish = Wish.MEASURE_AND_PLAN
@@ -96,6 +101,8 @@ class Planning:
         self, trained: Trained, unused: set[int], step: int, granted: Wish
     ) -> Plan | None:
         """Let rank 0 plan, and return its plan on every rank; None if nothing could be measured."""
+        began = time.perf_counter()
+        self._planned_since = self._planned_since or began
         if not self._is_measured or granted is Wish.MEASURE_AND_PLAN:
             self.job, self._is_measured = self._measure(trained, unused, step), True
         self.wish = Wish.NOTHING
@@ -109,7 +116,12 @@ class Planning:
                 plan = _fit(self._planner(self.job, self._version, cluster), trained)
         finally:  # also if that failed: the other ranks must not wait for ever
             agreed = agreement.share_plan(plan, self._control)
+        self._planned_s += time.perf_counter() - began
         return agreed
+
+    def _may_plan_again(self) -> bool:
+        assert self._planned_since is not None
+        return self._planned_s <= MOST_PLANNING * (time.perf_counter() - self._planned_since)
 
     def _measure(self, trained: Trained, unused: set[int], step: int) -> Job | None:
         iterations = range(step - MEASURED_ITERATIONS, step)
