@@ -98,13 +98,13 @@ def never_content(rank: int) -> list[tuple[float, float]]:
 
     def slow(job: Job, version: int, cluster: Cluster | None = None) -> Plan:
         began = time.perf_counter()
-        time.sleep(0.1)
+        time.sleep(0.5)
         began_and_ended.append((began, time.perf_counter()))
         return planner(job, version, cluster)
 
     net, opt = make()
     attach(net, [opt], slow, timeout_s=30, review=lambda iteration_s: True)
-    train(net, opt, rank, steps=100, after_step=lambda: time.sleep(0.01))
+    train(net, opt, rank, steps=400)
     return began_and_ended
 
 
