@@ -51,7 +51,8 @@ def test_nothing_is_done_alone(title: str, way: str, world: int) -> None:
 # --- at random ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(30))
+# The last four were found by the soak: a round that a rank looks into before it is complete.
+@pytest.mark.parametrize("seed", [*range(30), 122, 184, 306, 308])
 def test_what_a_seed_draws_trains_as_under_ddp(two_ranks: Pool, seed: int) -> None:
     try:
         found = two_ranks.run(judge, seed=seed)

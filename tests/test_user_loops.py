@@ -119,6 +119,75 @@ def test_loops_that_users_write_equal_ddp(two_ranks: Pool, loop: str) -> None:
     assert two_ranks.run(in_a_users_loop, loop=loop) == [True, True]
 
 
+class NowAndThen(torch.nn.Module):
+    """A layer that another rank uses in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(24, 16)
+        self.extra = torch.nn.Linear(16, 16)
+        self.never = torch.nn.Linear(16, 16)
+        self.takes_extra = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.first(x)
+        return found + self.extra(found) if self.takes_extra else found
+
+
+def clipped_where_one_rank_has_no_gradient(rank: int, last_step: bool) -> bool:
+    def run(ours: bool) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model = NowAndThen()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if ours:
+            bytelane.prepare(model, opt, timeout_s=30, **SMALL_PARTS)
+            net: Any = model
+        else:
+            net = DistributedDataParallel(model, find_unused_parameters=True)
+        norms = []
+        for step in range(7):
+            model.takes_extra = (rank + step) % 2 == 0
+            opt.zero_grad()
+            loss_of(net, rank, step).backward()
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+            if last_step or step < 6:
+                opt.step()
+        return [*weights(model), *norms]
+
+    return equal(run(True), run(False))
+
+
+@pytest.mark.parametrize("last_step", [True, False], ids=["stepping", "and no step in the end"])
+def test_a_gradient_that_only_others_have_is_theirs_for_whoever_looks(
+    two_ranks: Pool, last_step: bool
+) -> None:
+    found = two_ranks.run(clipped_where_one_rank_has_no_gradient, last_step=last_step)
+    assert found == [True, True]
+
+
+def read_where_one_rank_has_no_gradient(rank: int) -> bool:
+    """End with a backward pass, and read the weights: nobody waits for a rank that has gone on."""
+    torch.manual_seed(3)
+    model = NowAndThen()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    bytelane.prepare(model, opt, timeout_s=30, **SMALL_PARTS)
+    for step in range(6):
+        model.takes_extra = rank == 0
+        loss_of(model, rank, step).backward()
+        if step < 5:
+            opt.step()
+            opt.zero_grad()
+    read = weights(model)
+    torch.distributed.barrier()
+    return all(torch.isfinite(value).all() for value in read)
+
+
+def test_weights_can_be_read_after_a_backward_pass_that_reached_more_elsewhere(
+    two_ranks: Pool,
+) -> None:
+    assert two_ranks.run(read_where_one_rank_has_no_gradient) == [True, True]
+
+
 def odd_model(rank: int, model: str) -> bool:
     ours = trained_by_us(rank, model, "momentum", SMALL_PARTS)
     return equal(ours, trained_by_ddp(rank, model, "momentum"))

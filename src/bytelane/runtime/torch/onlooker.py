@@ -22,22 +22,26 @@ from torch.overrides import (
 )
 
 Settle = Callable[[set[int]], None]
+Missing = Callable[[set[int]], set[int]]
 
 
 class Onlooker:
     """One session's tensors that are behind, found by the memory they live in."""
 
-    def __init__(self, settle: Settle) -> None:
+    def __init__(self, settle: Settle, missing: Missing) -> None:
         # Weak: whoever looks must not keep a model alive that its user has dropped.
         self._settle = weakref.WeakMethod(settle)
+        self._missing = weakref.WeakMethod(missing)
         self._by_memory: dict[int, set[int]] = defaultdict(set)
         self._memory_of: dict[int, list[int]] = {}
         self.paused = False
+        self.incomplete = False
+        """Whether tensors may be behind that are not watched: ``missing`` finds them by memory."""
         _mode.add(self)
 
     def watch(self, number: int, tensors: Iterable[torch.Tensor]) -> None:
         """From now on call ``settle({number})`` before anybody uses one of these."""
-        places = [_place(tensor) for tensor in tensors]
+        places = [memory_of(tensor) for tensor in tensors]
         self._memory_of[number] = places
         for place in places:
             self._by_memory[place].add(number)
@@ -55,13 +59,16 @@ class Onlooker:
 
     @property
     def is_looking(self) -> bool:
-        """Tell whether anything is behind, and nobody has asked to look away."""
-        return bool(self._by_memory) and not self.paused
+        """Tell whether anything may be behind, and nobody has asked to look away."""
+        return (bool(self._by_memory) or self.incomplete) and not self.paused
 
     def look(self, values: Iterable[Any]) -> None:
         """Settle what is behind among the arguments of a torch function."""
-        seen = set().union(*(self._by_memory.get(place, ()) for place in _memory(values)))
-        settle = self._settle()
+        places = set(_memory(values))
+        seen = set().union(*(self._by_memory.get(place, ()) for place in places))
+        settle, missing = self._settle(), self._missing()
+        if self.incomplete and missing is not None:
+            seen |= missing(places)
         if seen and settle is not None:
             settle(seen)
 
@@ -140,7 +147,7 @@ def _stack() -> list[Any]:
     return list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
-def _place(tensor: torch.Tensor) -> int:
+def memory_of(tensor: torch.Tensor) -> int:
     """Return where the memory begins that a tensor shares with its views."""
     # Making a storage object costs more than all the rest, and most tensors begin with theirs.
     return tensor.untyped_storage().data_ptr() if tensor.storage_offset() else tensor.data_ptr()
@@ -150,7 +157,7 @@ def _memory(values: Iterable[Any]) -> Iterator[int]:
     for value in values:
         if isinstance(value, torch.Tensor):
             try:
-                yield _place(value)
+                yield memory_of(value)
             except (NotImplementedError, RuntimeError):
                 continue  # a tensor without memory: sparse, meta, of a functional transform
         elif isinstance(value, (list, tuple)):

@@ -105,7 +105,7 @@ class Rounds:
 
     def complete(self) -> set[int]:
         """Let everything take part that no backward pass has reached, and return that."""
-        missing = set(self._sync.missing()) if self._sync.is_open else set()
+        missing = set(self.missing())
         with self._onlooker.looking_away(), torch.no_grad():
             for tensor in sorted(missing):
                 self.take(tensor, used=tensor in self._added_here)
@@ -154,6 +154,10 @@ class Rounds:
             self._sync.install(plan, self.trained)
 
     # --- gradients -----------------------------------------------------------------------------
+
+    def missing(self) -> list[int]:
+        """Return what has not taken part yet in the round that is under way, if one is."""
+        return self._sync.missing() if self._sync.is_open else []
 
     def has_taken(self, tensor: int) -> bool:
         """Tell whether a tensor has taken part in the round that is under way."""

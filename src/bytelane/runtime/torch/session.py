@@ -29,7 +29,7 @@ from bytelane.runtime.torch.control import Control
 from bytelane.runtime.torch.gradient_hooks import GradientHook
 from bytelane.runtime.torch.groups import Groups
 from bytelane.runtime.torch.joining import Joining
-from bytelane.runtime.torch.onlooker import Onlooker
+from bytelane.runtime.torch.onlooker import Onlooker, memory_of
 from bytelane.runtime.torch.peers import Peers
 from bytelane.runtime.torch.planning import Planning, Review
 from bytelane.runtime.torch.rounds import Rounds
@@ -94,11 +94,12 @@ class Session:
         self._owed: dict[int, int] = {}  # tensor -> which optimizer owes it an update
         self._taken: set[int] = set()
         self._zeroed: dict[int, bool] = {}
+        self._is_in_forward = False
         self._forward_ran = False
         self._buffers_are_due = True
         self._updated = 0  # tensors, since the round began
         self._gradient_hooks: list[GradientHook] = []
-        self.onlooker = Onlooker(self.settle)
+        self.onlooker = Onlooker(self._bring_up_to_date, self._missing_at)
         self._sync = Synchroniser(groups, peers=peers, timeout_s=timeout_s, recorder=recorder)
         self._planning = Planning(
             type(model).__name__,
@@ -166,6 +167,7 @@ class Session:
     def enter_model(self) -> None:
         """The root module's forward begins."""
         self.onlooker.paused = False  # a step() that raised has left it so
+        self._is_in_forward = True
         if not torch.is_grad_enabled():
             return
         if self.trained.has_changed(self._optimizers):
@@ -188,6 +190,7 @@ class Session:
 
     def leave_model(self) -> None:
         """The root module's forward is over; a module that was left out is settled now."""
+        self._is_in_forward = False
         self.watch.stop()
         if self._sync.failure is None:  # a gate that raised it has ended this forward
             self.settle_owed()
@@ -257,6 +260,7 @@ class Session:
         if not self._rounds.is_open:
             self.settle_owed()  # by modules that this forward pass has left out
             self._rounds.ensure()
+            self.onlooker.incomplete = True
             self._updated = 0
             self._forward_ran = False
 
@@ -383,6 +387,28 @@ class Session:
     def flush(self) -> None:
         """Bring everything up to date."""
         self.settle([*self._taken, *self._owed])
+
+    def _bring_up_to_date(self, tensors: set[int]) -> None:
+        """Somebody looks at these, some of which may not have taken part yet."""
+        if not tensors <= self._taken | self._owed.keys():
+            self._complete_round()
+        self.settle(tensors)
+
+    def _missing_at(self, places: set[int]) -> set[int]:
+        """Return what the last backward pass has not reached, but those of others may have.
+
+        Its gradient is the mean of theirs, as in DDP, for whoever looks between two passes.
+        """
+        if self._is_in_forward or torch._C._current_graph_task_id() != -1:
+            return set()
+        missing = self._rounds.missing()
+        self.onlooker.incomplete = bool(missing)
+        return {t for t in missing if not places.isdisjoint(self._memory_of(t))}
+
+    def _memory_of(self, tensor: int) -> set[int]:
+        parameter = self.trained.parameters[tensor]
+        both = parameter, parameter.grad
+        return {memory_of(one) for one in both if one is not None}
 
     def settle_owed(self) -> None:
         """Make every update that is owed."""
