@@ -8,8 +8,15 @@ import pytest
 from faults import HALVES, MOMENTS_IN_A_STEP, WHOLE, Outcome, expected_weights, run_fault
 
 SOON_S = 10.0
-# Moments in the first iteration, in one that is measured, and under a plan.
-KILLS = [3, 12, 2 * MOMENTS_IN_A_STEP + 9, 6 * MOMENTS_IN_A_STEP + 2, 9 * MOMENTS_IN_A_STEP + 11]
+# Moments in the first iteration, in one that is measured, before the others plan, and under a plan.
+KILLS = [
+    3,
+    12,
+    2 * MOMENTS_IN_A_STEP + 9,
+    3 * MOMENTS_IN_A_STEP + 6,
+    6 * MOMENTS_IN_A_STEP + 2,
+    9 * MOMENTS_IN_A_STEP + 11,
+]
 # Before a gather is waited for, and when some of the gradients have been scattered.
 IN_HALVES = [6 * MOMENTS_IN_A_STEP + 3, 8 * MOMENTS_IN_A_STEP + 10]
 FREEZES = [2 * MOMENTS_IN_A_STEP + 9, 7 * MOMENTS_IN_A_STEP + 1]

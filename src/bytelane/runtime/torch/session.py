@@ -12,7 +12,8 @@ the onlooker settles what anybody else looks at, and whoever wants everything ca
 Updates are made only in the training thread, so nothing changes under the user's feet.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -170,12 +171,13 @@ class Session:
         self._is_in_forward = True
         if not torch.is_grad_enabled():
             return
-        if self.trained.has_changed(self._optimizers):
-            self._start_over()
-        if self.joining is not None and self.synchronising:
-            self.joining.announce(self._rounds.step, self._rounds.number, self._buffers_are_due)
-        if self._buffers_are_due:
-            self.copy_buffers()
+        with self._telling_all():
+            if self.trained.has_changed(self._optimizers):
+                self._start_over()
+            if self.joining is not None and self.synchronising:
+                self.joining.announce(self._rounds.step, self._rounds.number, self._buffers_are_due)
+            if self._buffers_are_due:
+                self.copy_buffers()
         # As in DDP: not after a forward pass within no_sync.
         self._buffers_are_due = self._forward_ran = self.synchronising
         self.watch.start("outside", OUTSIDE)
@@ -259,7 +261,8 @@ class Session:
         """Begin a round unless one is under way."""
         if not self._rounds.is_open:
             self.settle_owed()  # by modules that this forward pass has left out
-            self._rounds.ensure()
+            with self._telling_all():
+                self._rounds.ensure()
             self.onlooker.incomplete = True
             self._updated = 0
             self._forward_ran = False
@@ -432,8 +435,14 @@ class Session:
             self._rounds.close_if_over()
 
     def _wait(self, tensors: list[int]) -> None:
-        try:
+        with self._telling_all():
             self._taken |= self._rounds.wait(tensors)
+
+    @contextmanager
+    def _telling_all(self) -> Iterator[None]:
+        """Tell the other ranks what goes wrong within, and the user where the weights are."""
+        try:
+            yield
         except TrainingError as error:
             self._peers.report_failure(str(error))
             if not hasattr(error, "__notes__"):  # it may be met again at exit
