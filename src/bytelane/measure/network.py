@@ -118,11 +118,15 @@ def take_samples(
         Random(done).shuffle(turns)
         for (size, count), found in turns:
             if done < LEAST_ROUNDS or (spent_s < budget_s and _uncertainty(found) > SURE):
-                found.append(_slowest(send(group, size, _messages(size), count), group))
+                found.append(_slowest(send(group, size, messages_in_a_row(size), count), group))
                 spent_s += found[-1]
     return [
         Sample(
-            size, n, _messages(size), fmean(_usual(found)) / _messages(size), _uncertainty(found)
+            size,
+            n,
+            messages_in_a_row(size),
+            fmean(_usual(found)) / messages_in_a_row(size),
+            _uncertainty(found),
         )
         for (size, n), found in times.items()
     ]
@@ -142,7 +146,8 @@ def _uncertainty(times: Sequence[float]) -> float:
     return stdev(times) / sqrt(len(times)) / fmean(_usual(times))
 
 
-def _messages(size: int) -> int:
+def messages_in_a_row(size: int) -> int:
+    """Return how many messages of this size are sent one after the other, and timed together."""
     return max(LEAST_MESSAGES, min(ROW_BYTES // size, MOST_MESSAGES))
 
 

@@ -13,19 +13,23 @@ import torch.distributed as dist
 from bytelane.cluster import Link
 from bytelane.core import CreditWindow, Operation, Plan, SubTask
 from bytelane.measure import measure_link
-from bytelane.measure.network import lead_in
+from bytelane.measure.network import FEW_SIZES, lead_in, messages_in_a_row
 from bytelane.runtime.engine import Engine
 from bytelane.runtime.torch.transport import AllReduceTransport
 
 TIMEOUT_S = 120.0
+FLOAT_BYTES = 4
 
 
 def probe(group: dist.ProcessGroup) -> Link:
     """Fit a link to rows of our own operations; every rank of the group must call this."""
     make_row = functools.cache(_Row)
+    # One memory for all rows: a model that fills the machine may be in training.
+    memory = torch.zeros(max(size * messages_in_a_row(size) for size in FEW_SIZES) // FLOAT_BYTES)
 
     def send(group: dist.ProcessGroup, size: int, messages: int, in_flight: int) -> float:
-        return make_row(group, size, messages, in_flight).send()
+        row = make_row(group, size, messages, in_flight)
+        return row.send(memory[: size * messages // FLOAT_BYTES])
 
     link, _ = measure_link(group, send=send)
     return link
@@ -42,19 +46,20 @@ class _Row:
         window = CreditWindow(size * in_flight)
         plan = Plan("row", (total,), operations, window, barrier=True)
         self._group = group
-        self._everything = torch.zeros(total // 4)
         self._transport = AllReduceTransport(plan, [torch.float32], [group], ["everything"])
         self._engine = Engine(
             plan, self._transport, tensor_names=("everything",), timeout_s=TIMEOUT_S
         )
 
-    def send(self) -> float:
+    def send(self, everything: torch.Tensor) -> float:
         """Send all of them, and return the seconds that it took."""
         lead_in(self._group)
         began = time.perf_counter()
         self._engine.begin_iteration()
         self._transport.begin_round(0, 0)
-        self._transport.take(0, self._everything)
+        self._transport.take(0, everything)
         self._engine.notify_ready(0)
         self._engine.wait([0])
-        return time.perf_counter() - began
+        took_s = time.perf_counter() - began
+        self._transport.forget(0)
+        return took_s
