@@ -92,17 +92,24 @@ def test_everyone_trains_exactly_and_the_check_can_fail() -> None:
 def uneven_run() -> Result:
     """A job with a tied tensor, on ranks that are neither even nor equal."""
     conditions = Conditions(jitter=0.2, slow_rank=1.5)
-    return run(experiment(conditions=conditions, contenders=(Fsdp(), Ddp(2**20), OURS)))
+    contenders = (Fsdp(), ComputeOnly(), Ddp(2**20), OURS)
+    return run(experiment(conditions=conditions, contenders=contenders))
 
 
 def test_a_rival_that_cannot_run_is_told_and_the_others_go_on(uneven_run: Result) -> None:
     rival, *others = uneven_run.cells
     assert "share a tensor" in rival.failure
-    assert [len(cell.times_s) for cell in others] == [1, 1]
+    assert [len(cell.times_s) for cell in others] == [1, 1, 1]
+
+
+def test_who_computes_alone_is_as_slow_as_the_slowest_rank(uneven_run: Result) -> None:
+    alone = uneven_run.cell(ComputeOnly)
+    assert alone is not None
+    assert alone.iteration_s > 1.3 * uneven_run.job.compute_s
 
 
 def test_jitter_and_a_slow_rank_change_no_weights(uneven_run: Result) -> None:
-    assert [cell.exact for cell in uneven_run.cells] == [None, True, True]
+    assert [cell.exact for cell in uneven_run.cells[-2:]] == [True, True]
 
 
 def test_both_traces_show_the_same_operations(uneven_run: Result) -> None:

@@ -114,10 +114,11 @@ class _Contest:
             if contender not in self._far_behind:
                 _say(f"{contender.name}: {repetition + 1}/{self._experiment.repetitions}")
                 dist.barrier()
-                self._times[contender].append(trainer.repeat(self._experiment.iterations))
+                times = trainer.repeat(self._experiment.iterations)
+                self._times[contender].append(_of_the_slowest(times))
         if repetition == 0:
             # The fastest iteration: a disturbance must not put anybody out of the race.
-            fastest_s = {c: _slowest(min(times[0])) for c, times in self._times.items()}
+            fastest_s = {c: min(times[0]) for c, times in self._times.items()}
             self._far_behind = far_behind(fastest_s)
 
     def cell(self, contender: Contender) -> Cell:
@@ -178,6 +179,13 @@ def _group() -> dist.ProcessGroup:
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+def _of_the_slowest(times_s: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the times of the rank that takes longest: whoever computes alone waits for nobody."""
+    everyone: list[tuple[float, ...]] = [()] * dist.get_world_size()
+    dist.all_gather_object(everyone, times_s)
+    return max(everyone, key=median)
 
 
 def _slowest(seconds: float) -> float:
