@@ -308,13 +308,14 @@ def _groups_of_mg_wfbp(chain: Chain[T], theta: T, lam: T, floor: T) -> list[list
     # CHOICE: a transfer ends with its last byte, since lam does not occupy the link; layers
     # without a tensor are skipped; with a parameter server only the pushes are looked at.
     groups = [[layer] for layer in chain.tensors()]
+    smallest = min((_wire_of(chain, group) for group in groups), default=theta - theta)
+    start_up = max(floor - smallest, theta) + lam  # what it takes beside its bytes
     link_free_at = theta - theta  # counted, as all times here, from the start of backward
     scanned = 0
     while scanned + 1 < len(groups):
         start = max(link_free_at, _total(chain.backward[min(groups[scanned]) :]))
         end = start + max(floor, theta + _wire_of(chain, groups[scanned]))
         next_ready = _total(chain.backward[min(groups[scanned + 1]) :])
-        start_up = max(floor, theta) + lam  # what a message of no bytes would take
         if next_ready < end and (start > next_ready or next_ready - start < start_up):
             groups[scanned] += groups.pop(scanned + 1)
         else:

@@ -16,43 +16,23 @@ from bytelane.core.kernel import reset
 from bytelane.core.table import policy_state
 from bytelane.errors import InputError
 from bytelane.job import Job, Layer, Tensor
-from bytelane.sim import Jitter, Simulation, evaluate, evaluate_each, quick
+from bytelane.sim import Jitter, evaluate, evaluate_each, quick
 from bytelane.sim import simulate as run_simulator
 from bytelane.sim.quick import times_each
+from exact_links import (
+    RATE,
+    all_reduce_policies,
+    cluster,
+    eighths,
+    floors,
+    knob_values,
+    real_policies,
+    server_policies,
+    simulate,
+    three_layers,
+)
 from reference import Chain, steady_state
 from strategies import chains, jobs
-
-# A link of 8 bytes a second between two workers: a byte takes 1/8 s, exactly.
-RATE = 8.0
-knob_values = st.builds(Knobs, st.integers(1, 40), st.integers(1, 80), st.integers(1, 80))
-eighths = st.integers(0, 8).map(lambda n: n / 8)
-floors = st.just(0.0) | st.integers(0, 64).map(lambda n: n / 8)
-all_reduce_policies = st.sampled_from(policies_for("allreduce"))
-real_policies = st.sampled_from([p for p in policies_for("allreduce") if p != "optimal"])
-server_policies = st.sampled_from([p for p in policies_for("ps") if p != "optimal"])
-
-
-def cluster(theta: float = 0.0, lam: float = 0.0, floor: float = 0.0, **kind: Any) -> Cluster:
-    """Two workers; also with servers a byte takes 1/8 s in each direction."""
-    rate = RATE / 2 if kind.get("servers") else RATE
-    return Cluster(kind.pop("workers", 2), Link(rate, theta, lam, floor), **kind)
-
-
-def simulate(
-    job: Job, name: str, knobs: Knobs | None = None, on: Cluster | None = None, **kind: Any
-) -> Simulation:
-    where = on or cluster(**kind)
-    return run_simulator(job, where, make_policy(name, job, where, knobs), "interpreted")
-
-
-def three_layers() -> Job:
-    """Forward and backward of 1 s each; the link needs 2, 2 and 3 s for the gradients."""
-    return Job(
-        "three",
-        tuple(Layer(f"l{i}", 1.0, 1.0) for i in range(3)),
-        tuple(Tensor(f"l{i}", seconds * 8, (i,)) for i, seconds in enumerate((2, 2, 3))),
-    )
-
 
 WHOLE_ONE_IN_FLIGHT = Knobs(partition_bytes=1000, credit_bytes=1)
 SECOND = 8  # bytes that take a second
@@ -208,11 +188,7 @@ def test_a_message_occupies_the_link_for_its_floor_whatever_travels_in_it() -> N
         assert simulate(layer, "fusion", theta=0.5, floor=floor).communication_s == together
 
 
-# But mg-wfbp merges by what a message of no bytes would cost, and that is below the floor.
-by_real_sizes = real_policies.filter(lambda name: name != "mg-wfbp")
-
-
-@given(jobs(), knob_values, eighths, eighths, by_real_sizes)
+@given(jobs(), knob_values, eighths, eighths, real_policies)
 def test_a_floor_that_no_message_is_below_has_no_effect(
     job: Job, knobs: Knobs, theta: float, lam: float, name: str
 ) -> None:
@@ -499,78 +475,6 @@ def test_ties_stay_ties_in_any_unit(
         )
         found.append(simulate(job, "bytescheduler", knobs, on=where).iteration_s * unit)
     assert found[0] == pytest.approx(found[1], rel=1e-11)
-
-
-# --- workers that differ -------------------------------------------------------------------------
-
-
-# Two or four: with these the times on the link are exact, too, and ties stay ties.
-@settings(max_examples=30)
-@given(jobs(), knob_values, eighths, eighths, real_policies, st.sampled_from([2, 4]))
-def test_simulating_each_of_equal_workers_is_simulating_one(
-    job: Job, knobs: Knobs, theta: float, lam: float, name: str, workers: int
-) -> None:
-    where = cluster(theta, lam, workers=workers)
-    policy = make_policy(name, job, where, knobs)
-    alone = run_simulator(job, where, policy, "interpreted")
-    each = run_simulator(job, where, policy, "interpreted", Jitter(0.0))
-    assert each.iteration_s == pytest.approx(alone.iteration_s, rel=1e-12)
-
-
-@settings(max_examples=30)
-@given(jobs(), knob_values, eighths, eighths, server_policies)
-def test_simulating_each_of_equal_workers_is_simulating_one_with_servers_too(
-    job: Job, knobs: Knobs, theta: float, lam: float, name: str
-) -> None:
-    where = cluster(theta, lam, servers=2)
-    policy = make_policy(name, job, where, knobs)
-    alone = run_simulator(job, where, policy, "interpreted")
-    each = run_simulator(job, where, policy, "interpreted", Jitter(0.0))
-    assert each.iteration_s == pytest.approx(alone.iteration_s, rel=1e-12)
-
-
-@given(jobs(), knob_values, real_policies, st.sampled_from([1.25, 2.0]))
-def test_all_wait_for_the_slowest_worker(job: Job, knobs: Knobs, name: str, factor: float) -> None:
-    where = cluster(workers=3)
-    slow = msgspec.structs.replace(where, compute_factors=(1.0, factor, 1.0))
-    all_slow = msgspec.structs.replace(where, compute_factors=(factor,) * 3)
-    one = simulate(job, name, knobs, on=slow)
-    everyone = simulate(job, name, knobs, on=all_slow)
-    assert one.iteration_s == pytest.approx(everyone.iteration_s, rel=1e-12)
-    assert one.compute_s == pytest.approx(everyone.compute_s)
-
-
-def test_jitter_is_the_same_for_the_same_seed_and_another_for_another() -> None:
-    job, where = three_layers(), cluster(workers=4)
-    policy = make_policy("fifo", job, where)
-    first, again, other = (
-        run_simulator(job, where, policy, "interpreted", Jitter(0.2, seed)) for seed in (1, 1, 2)
-    )
-    assert first.iteration_s == again.iteration_s != other.iteration_s
-    assert first.spread_s > 0
-
-
-def test_with_jitter_communication_is_a_mean_since_messages_are_fused_as_it_happens() -> None:
-    job = Job(
-        "many",
-        tuple(Layer(f"l{i}", 1.0, 1.5) for i in range(8)),
-        tuple(Tensor(f"t{i}", 8, (i,)) for i in range(8)),
-    )
-    where = cluster(theta=0.5, workers=2)
-    policy = make_policy("fusion", job, where, Knobs(fusion_bytes=24))
-    found = run_simulator(job, where, policy, "interpreted", Jitter(0.3))
-    assert found.log is not None
-    rows = zip(found.log.sending, found.log.sent, strict=True)
-    messages = [set(zip(*(c.tolist() for c in row), strict=True)) for row in rows]
-    busy = [sum(end - begin for begin, end in row) for row in messages]
-    assert len(set(map(len, messages))) > 1
-    assert found.communication_s == pytest.approx(sum(busy) / len(busy))
-
-
-@pytest.mark.parametrize(("sigma", "seed"), [(-0.1, 0), (float("nan"), 0), (9.0, 0), (0.1, -1)])
-def test_impossible_jitter_is_refused(sigma: float, seed: int) -> None:
-    with pytest.raises(InputError):
-        Jitter(sigma, seed)
 
 
 def test_the_optimum_has_neither_jitter_nor_trace() -> None:

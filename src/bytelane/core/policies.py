@@ -156,7 +156,7 @@ def _merged_where_it_pays(job: Job, cluster: Cluster) -> tuple[int, ...]:
     Merge if the next gradient is ready before this group's last byte would have left, and either
     the group could not have started before that anyway or the wait is shorter than a start-up.
     """
-    start_up = max(cluster.link.overhead_s, cluster.link.floor_s) + cluster.link.latency_s
+    start_up = _start_up_s(job, cluster)
     ready_s = _ready_times(job)
     groups = [0] * len(job.tensors)
     number, link_free, size, ready = 0, 0.0, 0, 0.0
@@ -171,6 +171,14 @@ def _merged_where_it_pays(job: Job, cluster: Cluster) -> tuple[int, ...]:
         size += job.tensors[tensor].bytes
         ready = following
     return tuple(groups)
+
+
+def _start_up_s(job: Job, cluster: Cluster) -> float:
+    """Return what the smallest message takes beside its bytes: a floor that holds it up counts."""
+    link = cluster.link
+    smallest = min((tensor.bytes for tensor in job.tensors), default=0)
+    held_up_s = link.floor_s - cluster.wire_factor * smallest / link.rate
+    return max(link.overhead_s, held_up_s) + link.latency_s
 
 
 def _ready_times(job: Job) -> list[float]:
