@@ -22,6 +22,7 @@ from bytelane.runtime.torch import ring_transport
 from bytelane.runtime.torch.ring import Place, Ring, cut
 from bytelane.runtime.torch.ring_transport import RingTransport
 from bytelane.runtime.torch.sockets import Sockets
+from bytelane.runtime.torch.transport import Gradient
 from ranks import Pool
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -204,8 +205,7 @@ def transport_of(plan: Plan, group: Any) -> RingTransport:
     names = [f"t{t}" for t in range(count)]
     transport = RingTransport(plan, [torch.float32] * count, [group], names)
     transport.begin_round(0, 0)
-    for tensor, size in enumerate(plan.tensor_bytes):
-        transport.take(tensor, torch.ones(size // 4))
+    transport.take(Gradient(t, torch.ones(size // 4)) for t, size in enumerate(plan.tensor_bytes))
     return transport
 
 

@@ -5,6 +5,7 @@ import gc
 import io
 import pickle
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import bytelane
 from bytelane.errors import PlanMismatch, TransferTimeout
 from bytelane.runtime.torch import session_of
-from bytelane.runtime.torch.transport import AllReduceTransport
+from bytelane.runtime.torch.transport import AllReduceTransport, Gradient
 from ranks import Pool
 from training import STEPS, equal, loss_of, make, train, trained_by_ddp, trained_by_us, weights
 
@@ -101,10 +102,10 @@ def test_schedulers_built_before_and_after_prepare(two_ranks: Pool) -> None:
 
 def mutated(rank: int, mutation: str) -> bool:
     class Mutated(AllReduceTransport):
-        def take(self, tensor: int, gradient: torch.Tensor, *, used: bool = True) -> None:
-            if mutation == "not summed" and tensor == 0 and self._round % 5 == 0:
-                gradient = gradient.clone()
-            super().take(tensor, gradient, used=used)
+        def take(self, gradients: Iterable[Gradient]) -> None:
+            if mutation == "not summed" and self._round % 5 == 0:
+                gradients = [g._replace(value=g.value.clone()) for g in gradients]
+            super().take(gradients)
 
         def forget(self, tensor: int) -> None:
             row = self.memory[tensor]

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import bytelane
+from bytelane.runtime.torch.onlooker import Onlooker
 from ranks import Pool
 from training import equal, loss_of, make, train, trained_by_ddp, trained_by_us, weights
 
@@ -90,6 +92,14 @@ def grad_scaler(model: Any, net: Any, opt: Any, rank: int) -> None:
         scaler.update()
 
 
+def lazy_module_meanwhile(model: Any, net: Any, opt: Any, rank: int) -> None:
+    for step in range(6):
+        opt.zero_grad()
+        loss_of(net, rank, step).backward()
+        torch.nn.LazyLinear(3)  # a tensor without memory is looked at
+        opt.step()
+
+
 LOOPS: dict[str, Loop] = {
     "step twice": stepping_twice,
     "backward without step": backward_without_step,
@@ -99,6 +109,7 @@ LOOPS: dict[str, Loop] = {
     "two optimizers": two_optimizers,
     "several forwards": several_forwards,
     "a grad scaler that skips": grad_scaler,
+    "a lazy module made meanwhile": lazy_module_meanwhile,
 }
 
 
@@ -117,6 +128,39 @@ def in_a_users_loop(rank: int, loop: str, model: str = "chain") -> bool:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_loops_that_users_write_equal_ddp(two_ranks: Pool, loop: str) -> None:
     assert two_ranks.run(in_a_users_loop, loop=loop) == [True, True]
+
+
+class FailsOnce(torch.optim.SGD):
+    """Says what it sees while it steps."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.watched: list[bool] = []
+
+    def step(self, closure: Any = None) -> None:
+        self.watched.append(Onlooker.is_watching())
+        if len(self.watched) == 3:
+            raise ValueError("no step today")
+
+
+def a_step_that_fails(rank: int) -> bool:
+    """Nobody looks while a step goes over all gradients; afterwards, and after a failure, we do."""
+    gc.collect()  # others that look, from the tests before
+    net, _ = make("chain")
+    opt = FailsOnce(net.parameters(), lr=0.1)
+    bytelane.prepare(net, opt, timeout_s=30, policy="fifo")
+    after = []
+    for step in range(6):
+        loss_of(net, rank, step).backward()
+        with suppress(ValueError):
+            opt.step()
+        after.append(Onlooker.is_watching())
+    loss_of(net, rank, 7).backward()
+    return not any(opt.watched) and after == [step != 2 for step in range(6)]
+
+
+def test_looks_are_seen_again_after_a_step_even_if_it_fails(two_ranks: Pool) -> None:
+    assert two_ranks.run(a_step_that_fails) == [True, True]
 
 
 class NowAndThen(torch.nn.Module):

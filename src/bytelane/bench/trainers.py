@@ -19,7 +19,7 @@ from bytelane.job import Job
 from bytelane.runtime.engine import Engine
 from bytelane.runtime.torch import attach
 from bytelane.runtime.torch.planning import FIRST_ITERATIONS, REVIEWED_ITERATIONS
-from bytelane.runtime.torch.transport import AllReduceTransport
+from bytelane.runtime.torch.transport import AllReduceTransport, Gradient
 from bytelane.sim import make_planner, simulate
 from bytelane.tune import AutoPlanner
 from bytelane.tune.auto import MOST_CORRECTIONS
@@ -195,7 +195,7 @@ class CommunicationTrainer:
         began = time.perf_counter()
         engine.begin_iteration()
         transport.begin_round(0, 0)
-        transport.take(0, self._everything)
+        transport.take([Gradient(0, self._everything)])
         engine.notify_ready(0)
         engine.wait([0])
         return time.perf_counter() - began

@@ -15,7 +15,7 @@ from bytelane.core import CreditWindow, Operation, Plan, SubTask
 from bytelane.measure import measure_link
 from bytelane.measure.network import FEW_SIZES, lead_in, messages_in_a_row
 from bytelane.runtime.engine import Engine
-from bytelane.runtime.torch.transport import AllReduceTransport
+from bytelane.runtime.torch.transport import AllReduceTransport, Gradient
 
 TIMEOUT_S = 120.0
 FLOAT_BYTES = 4
@@ -57,7 +57,7 @@ class _Row:
         began = time.perf_counter()
         self._engine.begin_iteration()
         self._transport.begin_round(0, 0)
-        self._transport.take(0, everything)
+        self._transport.take([Gradient(0, everything)])
         self._engine.notify_ready(0)
         self._engine.wait([0])
         took_s = time.perf_counter() - began

@@ -80,12 +80,13 @@ class Engine:
             self.transfers = []
             self.launched = []
 
-    def notify_ready(self, tensor: int) -> None:
-        """A gradient is complete: launch what may go."""
+    def notify_ready(self, *tensors: int) -> None:
+        """These gradients are complete: launch what may go."""
         with self._changed:
             self._raise_failure()
-            starts = self._scheduler.notify_ready(tensor, self._clock())
-            self._unready.discard(tensor)
+            now = self._clock()
+            starts = [s for t in tensors for s in self._scheduler.notify_ready(t, now)]
+            self._unready.difference_update(tensors)
             self._launch(starts)
 
     @property

@@ -1,45 +1,47 @@
 """Hear of gradients: before one is added to ``p.grad``, and when it is there.
 
 The hooks sit on the node that accumulates the gradient, as in DDP: they run after all of the user's
-on the parameter, whoever came first.
+on the parameter, whoever came first. They run for every tensor of every backward pass.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
 
-Hear = Callable[[int], None]
-
 
 class GradientHook:
-    """The two hooks of one parameter, which hear its number."""
+    """The two hooks of one parameter."""
 
-    def __init__(self, parameter: torch.Tensor, number: int, before: Hear, after: Hear) -> None:
+    def __init__(
+        self,
+        parameter: torch.Tensor,
+        number: int,
+        in_flight: Set[int],
+        land: Callable[[], None],
+        take: Callable[[int], None],
+    ) -> None:
+        """``land`` what is in flight before anything is added to it, ``take`` what is complete."""
         with torch.enable_grad():
             function = parameter.view_as(parameter).grad_fn
         assert function is not None
         # The node lives as long as somebody holds it, and vanishes with our hooks otherwise.
         self._node = function.next_functions[0][0]
         assert self._node is not None
-        self._handles = (
-            self._node.register_prehook(_weakly(before, number)),
-            self._node.register_hook(_weakly(after, number)),
-        )
+        # Weak: a parameter keeps its hooks where the garbage collector does not look.
+        weak_land, weak_take = weakref.WeakMethod(land), weakref.WeakMethod(take)
+
+        def before(*_: Any) -> None:
+            if number in in_flight and (land := weak_land()) is not None:
+                land()
+
+        def after(*_: Any) -> None:
+            if (take := weak_take()) is not None:
+                take(number)
+
+        self._handles = (self._node.register_prehook(before), self._node.register_hook(after))
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
-
-
-def _weakly(method: Hear, number: int) -> Callable[..., None]:
-    # Weak: a parameter keeps its hooks where the garbage collector does not look.
-    hear = weakref.WeakMethod(method)
-
-    def call(*_: Any) -> None:
-        method = hear()
-        if method is not None:
-            method(number)
-
-    return call

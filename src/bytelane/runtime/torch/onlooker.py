@@ -10,12 +10,14 @@ another thread, nor the optimizer's own state.
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._dynamo.eval_frame import skip_code
 from torch.overrides import (
     TorchFunctionMode,
+    _get_current_function_mode,
     _get_current_function_mode_stack,
     _pop_mode,
     _push_mode,
@@ -34,7 +36,8 @@ class Onlooker:
         self._missing = weakref.WeakMethod(missing)
         self._by_memory: dict[int, set[int]] = defaultdict(set)
         self._memory_of: dict[int, list[int]] = {}
-        self.paused = False
+        self._paused = False
+        self._mode_is_away = False
         self.incomplete = False
         """Whether tensors may be behind that are not watched: ``missing`` finds them by memory."""
         _mode.add(self)
@@ -53,22 +56,41 @@ class Onlooker:
             if not self._by_memory[place]:
                 del self._by_memory[place]
 
-    def looking_away(self) -> "_LookingAway":
+    def pause(self) -> None:
+        """Do not react to anything before ``resume``."""
+        self._paused = True
+        # An optimizer's step looks at every gradient several times, and each look is a call.
+        self._mode_is_away = self._mode_is_away or _mode.go_away()
+
+    def resume(self) -> None:
+        """React again."""
+        self._paused = False
+        if self._mode_is_away:
+            self._mode_is_away = False
+            self.start_watching()
+
+    @contextmanager
+    def looking_away(self) -> Iterator[None]:
         """Do not react to what happens meanwhile."""
-        return _LookingAway(self)
+        was_paused = self._paused
+        self.pause()
+        try:
+            yield
+        finally:
+            if not was_paused:
+                self.resume()
 
     @property
     def is_looking(self) -> bool:
         """Tell whether anything may be behind, and nobody has asked to look away."""
-        return (bool(self._by_memory) or self.incomplete) and not self.paused
+        return (bool(self._by_memory) or self.incomplete) and not self._paused
 
     def look(self, values: Iterable[Any]) -> None:
         """Settle what is behind among the arguments of a torch function."""
         places = set(_memory(values))
-        seen = set().union(*(self._by_memory.get(place, ()) for place in places))
         settle, missing = self._settle(), self._missing()
-        if self.incomplete and missing is not None:
-            seen |= missing(places)
+        seen = missing(places) if self.incomplete and missing is not None else set()
+        seen = seen.union(*(self._by_memory.get(place, ()) for place in places))
         if seen and settle is not None:
             settle(seen)
 
@@ -93,20 +115,6 @@ class Onlooker:
         return any(mode is _mode for mode in _stack())
 
 
-class _LookingAway:
-    """A context; by hand, since one is entered for every gradient."""
-
-    def __init__(self, onlooker: Onlooker) -> None:
-        self._onlooker = onlooker
-        self._before = onlooker.paused
-
-    def __enter__(self) -> None:
-        self._onlooker.paused = True
-
-    def __exit__(self, *error: object) -> None:
-        self._onlooker.paused = self._before
-
-
 class _Mode(TorchFunctionMode):
     """Shows the arguments of every torch function to all onlookers."""
 
@@ -121,6 +129,15 @@ class _Mode(TorchFunctionMode):
 
     def _remove(self, gone: "weakref.ref[Onlooker]") -> None:
         self._onlookers = tuple(known for known in self._onlookers if known is not gone)
+
+    def go_away(self) -> bool:
+        """Leave the stack of modes, if this is its top and no onlooker looks."""
+        if _get_current_function_mode() is not self:  # type: ignore[no-untyped-call]
+            return False
+        if any(onlooker.is_looking for known in self._onlookers if (onlooker := known())):
+            return False
+        _pop_mode()  # type: ignore[no-untyped-call]
+        return True
 
     def __torch_function__(
         self,
@@ -158,7 +175,7 @@ def _memory(values: Iterable[Any]) -> Iterator[int]:
         if isinstance(value, torch.Tensor):
             try:
                 yield memory_of(value)
-            except (NotImplementedError, RuntimeError):
-                continue  # a tensor without memory: sparse, meta, of a functional transform
+            except (NotImplementedError, RuntimeError, ValueError):
+                continue  # a tensor without memory: sparse, meta, lazy, of a functional transform
         elif isinstance(value, (list, tuple)):
             yield from _memory(value)

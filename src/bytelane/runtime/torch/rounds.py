@@ -12,13 +12,14 @@ import torch
 from bytelane.core import Plan
 from bytelane.errors import NotSupported
 from bytelane.runtime.torch import agreement
+from bytelane.runtime.torch.batch import Batch
 from bytelane.runtime.torch.control import Control
 from bytelane.runtime.torch.onlooker import Onlooker
 from bytelane.runtime.torch.planning import Planning, Wish
 from bytelane.runtime.torch.stopwatch import Stopwatch
 from bytelane.runtime.torch.synchroniser import Synchroniser
 from bytelane.runtime.torch.trained import Trained
-from bytelane.runtime.torch.transport import in_memory_order
+from bytelane.runtime.torch.transport import Gradient, in_memory_order
 
 
 class Flight(NamedTuple):
@@ -76,7 +77,11 @@ class Rounds:
 
     def _use(self, trained: Trained) -> None:
         self.trained = trained
-        self._sync.install(self._planning.first_plan(trained, self.step), trained)
+        self._install(self._planning.first_plan(trained, self.step))
+
+    def _install(self, plan: Plan) -> None:
+        self._sync.install(plan, self.trained)
+        self._batch = Batch(plan)
 
     @property
     def plan(self) -> Plan:
@@ -99,6 +104,7 @@ class Rounds:
         if self._planning.is_due(self.step, granted):
             self._change_plan(granted)
         self._took.clear()
+        self._batch.begin()
         self._sync.open(self.step, self.number, signal=self._planning.wish)
         self.number += 1
         self._opened_in = self._watch.iteration
@@ -128,8 +134,8 @@ class Rounds:
         """Take part in a round of the others without adding anything to it."""
         self.go_on_from(step, number)
         self.ensure()
-        for tensor, parameter in enumerate(self.trained.parameters):
-            self._sync.take(tensor, torch.zeros_like(parameter), used=False)
+        nothing = (torch.zeros_like(parameter) for parameter in self.trained.parameters)
+        self._sync.take([Gradient(t, zeros, used=False) for t, zeros in enumerate(nothing)])
         self._sync.wait(range(len(self.trained)))
         self._sync.close()
 
@@ -151,12 +157,13 @@ class Rounds:
         if plan is None:
             self._say("the model's own forward never ran, so the plain buckets stay")
         else:
-            self._sync.install(plan, self.trained)
+            self._install(plan)
 
     # --- gradients -----------------------------------------------------------------------------
 
     def missing(self) -> list[int]:
         """Return what has not taken part yet in the round that is under way, if one is."""
+        self.hand_over()
         return self._sync.missing() if self._sync.is_open else []
 
     def has_taken(self, tensor: int) -> bool:
@@ -175,20 +182,30 @@ class Rounds:
         """These gradients have been zeroed."""
         self._added_here -= tensors
 
-    def take(self, tensor: int, *, used: bool) -> None:
+    def take(self, tensor: int, *, used: bool = True) -> None:
         """Let ``p.grad`` take part; a stand-in does if no backward pass here has reached it."""
+        self._took.add(tensor)
+        if self._batch.add(tensor, used):
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Let take part what has waited for the other gradients of its operation."""
+        if batch := self._batch.empty():
+            with _undisturbed():
+                self._sync.take([self._begin_flight(tensor, used) for tensor, used in batch])
+
+    def _begin_flight(self, tensor: int, used: bool) -> Gradient:
         parameter = self.trained.parameters[tensor]
-        with _undisturbed():
-            gradient = self._usable_gradient(tensor) if used else _stand_in(parameter)
-            self._added_here.discard(tensor)
-            self._took.add(tensor)
-            self._flights[tensor] = Flight(gradient, gradient if used else parameter.grad)
-            self._onlooker.watch(tensor, (parameter, gradient))
-            self._sync.take(tensor, gradient, used=used)
+        gradient = self._usable_gradient(tensor) if used else _stand_in(parameter)
+        self._added_here.discard(tensor)
+        self._flights[tensor] = Flight(gradient, gradient if used else parameter.grad)
+        self._onlooker.watch(tensor, (parameter, gradient))
+        return Gradient(tensor, gradient, used)
 
     def wait(self, tensors: list[int]) -> set[int]:
         """Return when these have arrived, and what had to take part for that."""
         joined = set[int]()
+        self.hand_over()
         if missing := self._sync.missing_before(tensors):
             if torch._C._current_graph_task_id() != -1:
                 raise NotSupported(

@@ -167,7 +167,7 @@ class Session:
 
     def enter_model(self) -> None:
         """The root module's forward begins."""
-        self.onlooker.paused = False  # a step() that raised has left it so
+        self.onlooker.resume()  # a step() that raised has left it paused
         self._is_in_forward = True
         if not torch.is_grad_enabled():
             return
@@ -222,22 +222,25 @@ class Session:
         for hook in self._gradient_hooks:
             hook.remove()
         self._gradient_hooks = [
-            GradientHook(parameter, number, self.before_gradient, self.take_gradient)
+            GradientHook(parameter, number, self._taken, self._finish_round, self.take_gradient)
             for number, parameter in enumerate(self.trained.parameters)
         ]
 
-    def before_gradient(self, tensor: int) -> None:
-        """A gradient is about to be added to ``p.grad``, which must not be in flight."""
-        if tensor in self._taken:
-            self._finish_round()
-
     def take_gradient(self, tensor: int) -> None:
         """A gradient is complete: hand it over."""
-        self.watch.stop("backward", self.trained.owners[tensor][0])
+        # What follows hardly ever waits; it comes before the next gradient, as computing does.
+        self.watch.lap("backward", self.trained.owners[tensor][0])
         if not self.synchronising:
             self._rounds.add_here(tensor)
-            self.watch.start("backward", OUTSIDE)
             return
+        if self._owed or not self._rounds.is_open or self._rounds.has_taken(tensor):
+            self._make_way_for(tensor)
+        self._taken.add(tensor)
+        self._rounds.take(tensor)
+
+    def _make_way_for(self, tensor: int) -> None:
+        """Finish what must be over before this gradient can take part."""
+        self.watch.stop()
         with self.onlooker.looking_away():
             if self._owed:
                 self._require_up_to_date(tensor)
@@ -245,10 +248,7 @@ class Session:
             if self._rounds.has_taken(tensor):
                 self._finish_round()
             self._open_round()
-            # What follows does not wait; it comes before the next gradient, as computing does.
-            self.watch.start("backward", OUTSIDE)
-            self._rounds.take(tensor, used=True)
-            self._taken.add(tensor)
+        self.watch.start("backward", OUTSIDE)
 
     def _require_up_to_date(self, tensor: int) -> None:
         if tensor in self._owed:
@@ -304,8 +304,9 @@ class Session:
     def before_step(self, which: int) -> None:
         """The user calls ``step()``: what has arrived is stepped now, the rest is owed."""
         self.watch.stop("outside", OUTSIDE)
+        self.onlooker.resume()  # a step() that raised has left it paused
+        self._require_watch()
         with self.onlooker.looking_away():
-            self._require_watch()
             own = self.trained.numbers_of(parameters_of(self._optimizers[which]))
             # A second step() with the same gradients, and what has been thrown away since.
             self.settle(own & (self._owed.keys() | self._zeroed.keys()))
@@ -314,18 +315,18 @@ class Session:
                 self.settle(own & self._taken)
             else:
                 self._defer(which, own & self._taken)
-        self.onlooker.paused = True
+        self.onlooker.pause()
         self.watch.start("update", OUTSIDE)
 
     def synchronised(self, closure: Callable[[], Any], which: int) -> Callable[[], Any]:
         """Wrap a closure so that the optimizer that calls it finds everything up to date."""
 
         def call() -> Any:
-            self.onlooker.paused = False
+            self.onlooker.resume()
             loss = closure()
             self._complete_round()
             self.flush()
-            self.onlooker.paused = True
+            self.onlooker.pause()
             if is_separable(self._optimizers[which]) or loss is None:
                 return loss
             # What couples parameters may decide by the loss, and all ranks must decide alike.
@@ -336,7 +337,7 @@ class Session:
 
     def after_step(self) -> None:
         """``step()`` is over, although updates may be owed."""
-        self.onlooker.paused = False
+        self.onlooker.resume()
         self.watch.stop()
         self._forward_ran = False
         if self._rounds.count_step():
@@ -402,6 +403,7 @@ class Session:
 
         Its gradient is the mean of theirs, as in DDP, for whoever looks between two passes.
         """
+        self._rounds.hand_over()  # so that all are watched that have taken part
         if self._is_in_forward or torch._C._current_graph_task_id() != -1:
             return set()
         missing = self._rounds.missing()

@@ -60,6 +60,16 @@ class Stopwatch:
         if kind == "forward":
             self._starts.setdefault(self.iteration, self._since)
 
+    def lap(self, kind: Kind, name: str) -> None:
+        """What was being done is over, and was this; the same begins for somebody else."""
+        if self._doing is None:
+            return self.start(kind, name)
+        now = self._clock()
+        layers = (self._number(name),)
+        self._spans.append(Span(kind, name, self._since, now, self.iteration, layers=layers))
+        self._since = now
+        return None
+
     def stop(self, kind: Kind | None = None, name: str | None = None) -> None:
         """What was being done is over; the arguments correct what it was."""
         if self._doing is not None:

@@ -4,9 +4,7 @@ A round sums every tensor once. Usually it is one backward pass; a second backwa
 ``step()`` is a second round.
 """
 
-from collections.abc import Iterable
-
-import torch
+from collections.abc import Iterable, Sequence
 
 from bytelane.core import Plan
 from bytelane.errors import TrainingError, TransferFailed
@@ -15,7 +13,7 @@ from bytelane.runtime.torch.control import KnowsPeers, name_failure
 from bytelane.runtime.torch.groups import Groups
 from bytelane.runtime.torch.ring_transport import RingTransport
 from bytelane.runtime.torch.trained import Trained
-from bytelane.runtime.torch.transport import AllReduceTransport, GradientTransport
+from bytelane.runtime.torch.transport import AllReduceTransport, Gradient, GradientTransport
 from bytelane.trace.recording import PlanLine, Recorder, RoundLine
 
 
@@ -94,10 +92,10 @@ class Synchroniser:
             events, launched = tuple(self._engine.events), tuple(self._engine.launched)
             self._recorder.write(RoundLine(*self._round, events, launched))
 
-    def take(self, tensor: int, gradient: torch.Tensor, *, used: bool) -> None:
-        """Let a gradient take part in the round; it must not be touched until it has arrived."""
-        self.transport.take(tensor, gradient, used=used)
-        self._engine.notify_ready(tensor)
+    def take(self, gradients: Sequence[Gradient]) -> None:
+        """Let gradients take part in the round; not to be touched until they have arrived."""
+        self.transport.take(gradients)
+        self._engine.notify_ready(*(gradient.tensor for gradient in gradients))
 
     def forget(self, tensor: int) -> None:
         """Let go of a gradient that has arrived."""

@@ -5,7 +5,8 @@ workers *before* the sum, as DDP does.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,16 @@ from bytelane.runtime.torch.trailer import Trailer
 
 # Rounds are numbered within a step of the optimizer; no step has as many.
 ROUNDS_IN_A_STEP = 1009
+
+
+class Gradient(NamedTuple):
+    """What a rank adds to the sum of a tensor."""
+
+    tensor: int
+    value: torch.Tensor
+    """Dense."""
+    used: bool = True
+    """Whether this rank's backward pass has made it."""
 
 
 class GradientTransport(ABC):
@@ -61,13 +72,16 @@ class GradientTransport(ABC):
         self.signalled = 0
         self.used_by_anybody = [False] * len(self._used)
 
-    def take(self, tensor: int, gradient: torch.Tensor, *, used: bool = True) -> None:
-        """Sum this gradient in place. It must be dense; ``used`` is whether this rank made it."""
-        memory = in_memory_order(gradient)
-        assert memory is not None
-        memory.mul_(1.0 / self._world)
-        self.memory[tensor] = memory
-        self._used[tensor] = used
+    def take(self, gradients: Iterable[Gradient]) -> None:
+        """Sum these gradients in place."""
+        rows = []
+        for tensor, gradient, used in gradients:
+            row = in_memory_order(gradient)
+            assert row is not None
+            rows.append(row)
+            self.memory[tensor] = row
+            self._used[tensor] = used
+        torch._foreach_mul_(rows, 1.0 / self._world)
 
     @abstractmethod
     def start(self, operation: int, done: Done) -> None:
