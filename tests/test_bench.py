@@ -29,7 +29,7 @@ from bytelane.bench import (
     scale_compute,
 )
 from bytelane.bench.contender import FAR_BEHIND, WORSE_BUCKET, far_behind, overtakes
-from bytelane.bench.emulate import Accelerator, EmulatedModel, expected_weight, gradient_shift
+from bytelane.bench.emulate import EmulatedModel, expected_weight, gradient_shift
 from bytelane.bench.models import load_task
 from bytelane.bench.predict import ddp_plan
 from bytelane.cli.main import app
@@ -272,82 +272,6 @@ def test_ddp_is_predicted_with_the_buckets_it_has(two_ranks: Pool, bucket_bytes:
     operations = ddp_plan(job, bucket_bytes).operations
     for found in two_ranks.run(sent_by_ddp, job=job, bucket_bytes=bucket_bytes):
         assert found == [operation.bytes for operation in operations]
-
-
-class Host:
-    """A clock that only goes on when somebody works, waits or sleeps."""
-
-    def __init__(self) -> None:
-        self.now, self.cpu = 100.0, 7.0
-
-    def work(self, seconds: float) -> None:
-        self.now += seconds
-        self.cpu += seconds
-
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def thread_time(self) -> float:
-        return self.cpu
-
-
-@pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Host:
-    host = Host()
-    monkeypatch.setattr("bytelane.bench.emulate.time", host)
-    return host
-
-
-def test_the_hosts_work_is_hidden_behind_the_computing(host: Host) -> None:
-    accelerator = Accelerator()
-    accelerator.forward(1.0)
-    began = host.now
-    for _ in range(3):
-        host.work(0.2)
-        accelerator.forward(1.0)
-    for _ in range(3):
-        host.work(0.2)
-        accelerator.backward(1.0)
-    assert host.now - began == pytest.approx(6.0)
-
-
-def test_a_forward_pass_that_waits_is_late(host: Host) -> None:
-    accelerator = Accelerator()
-    accelerator.forward(1.0)
-    began = host.now
-    host.work(0.2)
-    host.wait(0.5)
-    accelerator.forward(1.0)
-    assert host.now - began == pytest.approx(1.5)
-
-
-def test_the_host_cannot_be_faster_than_it_is(host: Host) -> None:
-    accelerator = Accelerator()
-    accelerator.forward(1.0)
-    began = host.now
-    for _ in range(4):
-        host.work(3.0)
-        accelerator.forward(1.0)
-    assert host.now - began == pytest.approx(12.0)
-
-
-def test_a_backward_pass_is_one_queue_that_begins_late_if_the_forward_pass_has_waited(
-    host: Host,
-) -> None:
-    accelerator = Accelerator()
-    accelerator.forward(1.0)
-    began = host.now
-    host.wait(0.5)
-    accelerator.backward(1.0)
-    host.wait(0.3)
-    accelerator.backward(1.0)
-    assert host.now - began == pytest.approx(2.5)
 
 
 def test_a_cell_tells_the_median_and_how_far_repetitions_lie_apart() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bytelane.bench.cores import CoreQueue
 from bytelane.bench.experiment import Conditions
 from bytelane.job import Job, Layer
 
@@ -25,13 +26,15 @@ class Accelerator:
     still busy, so it does not delay the next: that begins where the last one ended. A backward pass
     never waits for the network, and is one such queue. A forward pass does, for weights: where the
     host has *waited* the queue has run dry, and the next layer begins late. Work and waiting are
-    told apart by the CPU time of the thread.
+    told apart by the CPU time of the thread. Time in which the thread could have worked, but other
+    hosts had the cores, counts as work: each host of a cluster has cores of its own.
     """
 
     def __init__(self) -> None:
         self._busy_until = 0.0
         self._overslept = 0.0
-        self._cpu = time.thread_time()
+        self._queue = CoreQueue()
+        self._worked = self._worked_s()
         self._is_in_backward = False
 
     def forward(self, seconds: float) -> None:
@@ -46,17 +49,22 @@ class Accelerator:
         self._compute(seconds)
 
     def _begin(self) -> None:
-        worked = time.thread_time() - self._cpu + self._overslept
+        worked = self._worked_s() - self._worked + self._overslept
         self._busy_until = max(self._busy_until, time.perf_counter() - worked)
 
     def _compute(self, seconds: float) -> None:
         self._busy_until += seconds
         remaining = self._busy_until - time.perf_counter()
+        self._worked = self._worked_s()
         if remaining > 0:
             time.sleep(remaining)
-        self._cpu = time.thread_time()
+        queued = self._worked_s() - self._worked
         # Work that did not fit into its time is not overslept, it is late.
-        self._overslept = min(max(time.perf_counter() - self._busy_until, 0.0), 1e-3)
+        overslept = time.perf_counter() - self._busy_until - queued
+        self._overslept = min(max(overslept, 0.0), 1e-3)
+
+    def _worked_s(self) -> float:
+        return time.thread_time() + self._queue.waited_s()
 
 
 class EmulatedModel(torch.nn.Module):

@@ -34,6 +34,7 @@ class Onlooker:
         # Weak: whoever looks must not keep a model alive that its user has dropped.
         self._settle = weakref.WeakMethod(settle)
         self._missing = weakref.WeakMethod(missing)
+        self._unsorted: dict[int, Sequence[torch.Tensor]] = {}
         self._by_memory: dict[int, set[int]] = defaultdict(set)
         self._memory_of: dict[int, list[int]] = {}
         self._paused = False
@@ -42,15 +43,22 @@ class Onlooker:
         """Whether tensors may be behind that are not watched: ``missing`` finds them by memory."""
         _mode.add(self)
 
-    def watch(self, number: int, tensors: Iterable[torch.Tensor]) -> None:
+    def watch(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
         """From now on call ``settle({number})`` before anybody uses one of these."""
-        places = [memory_of(tensor) for tensor in tensors]
-        self._memory_of[number] = places
-        for place in places:
-            self._by_memory[place].add(number)
+        self._unsorted[number] = tensors  # many are up to date again before anybody looks
+
+    def _sort(self) -> None:
+        for number, tensors in self._unsorted.items():
+            places = [memory_of(tensor) for tensor in tensors]
+            self._memory_of[number] = places
+            for place in places:
+                self._by_memory[place].add(number)
+        self._unsorted.clear()
 
     def forget(self, number: int) -> None:
         """It is up to date again."""
+        if self._unsorted.pop(number, None) is not None:
+            return
         for place in self._memory_of.pop(number):
             self._by_memory[place].discard(number)
             if not self._by_memory[place]:
@@ -83,15 +91,22 @@ class Onlooker:
     @property
     def is_looking(self) -> bool:
         """Tell whether anything may be behind, and nobody has asked to look away."""
-        return (bool(self._by_memory) or self.incomplete) and not self._paused
+        if self._paused:
+            return False
+        return bool(self._by_memory or self._unsorted) or self.incomplete
 
     def look(self, values: Iterable[Any]) -> None:
         """Settle what is behind among the arguments of a torch function."""
-        places = set(_memory(values))
-        settle, missing = self._settle(), self._missing()
-        seen = missing(places) if self.incomplete and missing is not None else set()
-        seen = seen.union(*(self._by_memory.get(place, ()) for place in places))
-        if seen and settle is not None:
+        places = _places(values)
+        seen = set[int]()
+        if self.incomplete and (missing := self._missing()) is not None:
+            seen |= missing(set(places))
+        if self._unsorted:
+            self._sort()
+        for place in places:
+            if place in self._by_memory:
+                seen |= self._by_memory[place]
+        if seen and (settle := self._settle()) is not None:
             settle(seen)
 
     @staticmethod
@@ -170,12 +185,15 @@ def memory_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.storage_offset() else tensor.data_ptr()
 
 
-def _memory(values: Iterable[Any]) -> Iterator[int]:
+def _places(values: Iterable[Any]) -> list[int]:
+    """Return where the memory of the tensors among these begins, and of those in lists."""
+    found = []
     for value in values:
         if isinstance(value, torch.Tensor):
             try:
-                yield memory_of(value)
+                found.append(memory_of(value))
             except (NotImplementedError, RuntimeError, ValueError):
                 continue  # a tensor without memory: sparse, meta, lazy, of a functional transform
         elif isinstance(value, (list, tuple)):
-            yield from _memory(value)
+            found += _places(value)
+    return found

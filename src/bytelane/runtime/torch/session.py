@@ -426,14 +426,16 @@ class Session:
         if not taken and not owed:
             return
         with self.onlooker.looking_away(), torch.no_grad():
+            late = len(self._rounds.arrived(owed)) < len(owed)
             self._wait([*taken, *owed])
             for tensor in taken:
                 self._rounds.give(tensor)
                 self._forget_gradient(tensor)
                 self._taken.discard(tensor)
             if owed:
-                # One step for many is cheaper than many: take along what has arrived meanwhile.
-                self._update(self._rounds.arrived(self._owed))
+                # One step for many is cheaper than many, so take along what else has arrived; but
+                # not if the forward pass has been held up: then it goes on as soon as it can.
+                self._update(owed if late else self._rounds.arrived(self._owed))
             self._rounds.close_if_over()
 
     def _wait(self, tensors: list[int]) -> None:
