@@ -23,7 +23,7 @@ demo: $(VENV)/.demo
 	@echo
 	$(BIN)/bytelane overlay examples/vgg16-small.toml --partition 512KiB --out out
 	@echo
-	$(BIN)/bytelane try examples/cnn.py --ddp --iterations 16 --repetitions 2 --out out
+	$(BIN)/bytelane try examples/cnn.py --ddp --repetitions 2 --out out
 
 test: lint types contracts unit
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import bytelane
 from bytelane.cli.main import app
 from bytelane.cluster import Cluster
-from bytelane.core import Knobs, Plan
+from bytelane.core import Knobs, Plan, Wish
 from bytelane.errors import InputError, WeightsDiffer
 from bytelane.job import Job
 from bytelane.runtime.torch import attach, session_of
@@ -103,7 +103,7 @@ def never_content(rank: int) -> list[tuple[float, float]]:
         return planner(job, version, cluster)
 
     net, opt = make()
-    attach(net, [opt], slow, timeout_s=30, review=lambda iteration_s: True)
+    attach(net, [opt], slow, timeout_s=30, review=lambda iteration_s: Wish.MEASURE_AND_PLAN)
     train(net, opt, rank, steps=400)
     return began_and_ended
 

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 import bytelane
 from bytelane.cluster import Cluster, Link
+from bytelane.core import Wish
 from bytelane.errors import InputError
 from bytelane.job import Job, Layer, Tensor
 from bytelane.sim import simulate
 from bytelane.tune import AutoPlanner, Choice, choose
 from bytelane.tune.auto import MOST_CORRECTIONS, describe
 from bytelane.tune.page import lines, print_page
-from bytelane.tune.search import WORTH
+from bytelane.tune.search import WORTH, Candidate, predict_s
 from ranks import Pool
 from training import make
 
@@ -93,42 +94,77 @@ def test_without_a_measured_network_it_cannot_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times_s", "departed"),
+    ("times_s", "wishes"),
     [
-        ([1.0, 1.09, 0.91, 1.0], [False, False, False, False]),
-        ([1.0, 1.2, 1.2], [False, False, True]),
-        ([1.0, 0.8, 0.8], [False, False, True]),
-        ([1.0, 1.2, 1.0, 1.2, 1.0], [False] * 5),
+        ([1.0, 1.09, 0.91, 1.0], [Wish.NOTHING] * 4),
+        ([1.0, 1.2, 1.2], [Wish.NOTHING, Wish.NOTHING, Wish.MEASURE_AND_PLAN]),
+        ([1.0, 0.8, 0.8], [Wish.NOTHING, Wish.NOTHING, Wish.MEASURE_AND_PLAN]),
+        ([1.0, 1.2, 1.0, 1.2, 1.0], [Wish.NOTHING] * 5),
     ],
 )
 def test_only_what_departs_twice_in_a_row_is_planned_again(
-    times_s: list[float], departed: list[bool]
+    times_s: list[float], wishes: list[Wish]
 ) -> None:
     planner = AutoPlanner(lambda _: None)
     planner(job_of(1.0, layers=2), 1, CLUSTER)
     assert planner.choice is not None
     predicted_s = planner.choice.taken.iteration_s
-    assert [planner.has_departed(seconds * predicted_s) for seconds in times_s] == departed
+    assert [planner.review(seconds * predicted_s) for seconds in times_s] == wishes
     planner(job_of(1.0, layers=2), 2, CLUSTER)
     # The first under a new plan is the measure.
-    assert not planner.has_departed(0.5 * predicted_s)
-    assert not planner.has_departed(0.5 * predicted_s)
+    assert planner.review(0.5 * predicted_s) is Wish.NOTHING
+    assert planner.review(0.5 * predicted_s) is Wish.NOTHING
+
+
+def taken_by(planner: AutoPlanner) -> Candidate:
+    assert planner.choice is not None
+    return planner.choice.taken
 
 
 def test_a_prediction_that_was_too_short_is_put_down_to_the_operations() -> None:
     planner, job = AutoPlanner(lambda _: None), job_of(1.0, layers=8)
-    found = []
-    for version in range(1, MOST_CORRECTIONS + 2):
+    planner(job, 1, CLUSTER)
+    first = taken_by(planner)
+    assert planner.review(1.5 * first.iteration_s) is Wish.CORRECT
+    planner(job, 2, CLUSTER)
+    assert len(taken_by(planner).plan.operations) < len(first.plan.operations)
+    assert taken_by(planner).iteration_s > first.iteration_s
+
+
+def test_unless_computing_beside_communication_explains_it() -> None:
+    planner, slow = AutoPlanner(lambda _: None), job_of(1.5, layers=8)
+    planner(job_of(1.0, layers=8), 1, CLUSTER)
+    plan = taken_by(planner).plan
+    assert planner.review(predict_s(slow, CLUSTER, plan)) is Wish.CORRECT
+    planner(slow, 2, CLUSTER)
+    assert taken_by(planner).iteration_s == choose(slow, CLUSTER, 2).taken.iteration_s
+
+
+@pytest.mark.parametrize(("plain_s", "winner"), [(1.4, "plain buckets"), (1.6, "units of")])
+def test_where_predictions_stay_too_short_plain_buckets_are_tried(
+    plain_s: float, winner: str
+) -> None:
+    said: list[str] = []
+    planner, job = AutoPlanner(said.append), job_of(1.0, layers=8)
+    for version in range(1, MOST_CORRECTIONS + 1):
         planner(job, version, CLUSTER)
-        assert planner.choice is not None
-        taken = planner.choice.taken
-        found.append((len(taken.plan.operations), taken.iteration_s))
-        corrected = planner.has_departed(1.5 * taken.iteration_s)
-        assert corrected == (version <= MOST_CORRECTIONS)  # and then it is left at that
-    operations, times_s = zip(*found, strict=True)
-    assert list(operations) == sorted(operations, reverse=True)
-    assert operations[-1] < operations[0]
-    assert times_s[-1] > times_s[0]
+        assert taken_by(planner).name.startswith("units of")
+        takes_s = 1.5 * taken_by(planner).iteration_s
+        assert planner.review(takes_s) is Wish.CORRECT
+    plan = planner(job, 8, CLUSTER)
+    assert plan.version == 8
+    assert plan.barrier
+    assert "plain buckets" in said[-1]
+    assert "are tried" in said[-1]
+    wish = planner.review(plain_s / 1.5 * takes_s)
+    assert said[-1].split(": ")[1].startswith(winner)
+    if winner == "units of":
+        assert wish is Wish.CORRECT
+        assert not planner(job, 9, CLUSTER).barrier
+        assert planner.review(takes_s) is Wish.NOTHING  # and it is left at that
+    else:
+        assert wish is Wish.NOTHING
+    assert taken_by(planner).name.startswith(winner)
 
 
 @pytest.fixture(scope="module")

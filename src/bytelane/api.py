@@ -219,7 +219,7 @@ def _planning(
     return {
         "planner": planner,
         "probe": probe,
-        "review": planner.has_departed,
+        "review": planner.review,
         "farewell": lambda status: print_page(
             planner.choice, status.iteration_s, status.link_busy_s
         ),

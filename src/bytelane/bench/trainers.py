@@ -18,7 +18,7 @@ from bytelane.errors import NotSupported
 from bytelane.job import Job
 from bytelane.runtime.engine import Engine
 from bytelane.runtime.torch import attach
-from bytelane.runtime.torch.planning import FIRST_ITERATIONS, REVIEWED_ITERATIONS
+from bytelane.runtime.torch.planning import FIRST_ITERATIONS, FIRST_REVIEW
 from bytelane.runtime.torch.transport import AllReduceTransport, Gradient
 from bytelane.sim import make_planner, simulate
 from bytelane.tune import AutoPlanner
@@ -26,7 +26,7 @@ from bytelane.tune.auto import MOST_CORRECTIONS
 from bytelane.tune.probe import probe
 
 TIMEOUT_S = 120.0
-CORRECTED_ITERATIONS = MOST_CORRECTIONS * REVIEWED_ITERATIONS + 1
+CORRECTED_ITERATIONS = FIRST_ITERATIONS + (MOST_CORRECTIONS + 1) * FIRST_REVIEW + 1
 UNITS = tuple(2**k for k in range(18, 23))
 IN_FLIGHT = (1, 2, 3, 4)
 
@@ -222,9 +222,7 @@ def make_trainer(
             return FsdpTrainer(workload)
         case Ours("auto"):
             auto = AutoPlanner(say=lambda line: print(line, flush=True))
-            return OurTrainer(
-                workload, auto, keep_iterations, probe=probe, review=auto.has_departed
-            )
+            return OurTrainer(workload, auto, keep_iterations, probe=probe, review=auto.review)
         case Ours(policy, knobs, in_ready_order):
             cluster = Cluster(dist.get_world_size(), link)
             chosen = knobs or best_knobs(policy, workload.job, cluster)

@@ -27,7 +27,7 @@ from bytelane.core.policy import (
     policy_names,
     register,
 )
-from bytelane.core.protocols import Done, Planner, Transport, Tuner
+from bytelane.core.protocols import Done, Planner, Review, Transport, Tuner, Wish
 from bytelane.core.scheduler import Event, Scheduler, Start
 from bytelane.core.task import Pieces, SubTask, label, partition
 
@@ -42,12 +42,14 @@ __all__ = [
     "Plan",
     "Planner",
     "Policy",
+    "Review",
     "Scheduler",
     "Stage",
     "Start",
     "SubTask",
     "Transport",
     "Tuner",
+    "Wish",
     "bucket_plan",
     "choose_knobs",
     "label",

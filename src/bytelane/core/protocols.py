@@ -1,6 +1,7 @@
 """What the engines are handed from outside. Structural types: nobody has to inherit."""
 
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Protocol
 
 from bytelane.cluster import Cluster
@@ -16,6 +17,23 @@ class Planner(Protocol):
     """Decides, from a measured job (and cluster, if that was measured), what is sent when."""
 
     def __call__(self, job: Job, version: int, cluster: Cluster | None = None) -> Plan: ...
+
+
+class Wish(IntEnum):
+    """What the first rank would like to be done before the next round; it travels with a round."""
+
+    NOTHING = 0
+    PLAN = 1
+    """With what is known of the model, and a look at the network."""
+    MEASURE_AND_PLAN = 2
+    CORRECT = 3
+    """Measure the model as it runs under this plan, and plan; that costs little."""
+
+
+class Review(Protocol):
+    """Judges whether a plan still fits, by how long iterations take."""
+
+    def __call__(self, iteration_s: float) -> Wish: ...
 
 
 class Tuner(Protocol):

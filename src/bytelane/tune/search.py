@@ -72,13 +72,18 @@ def choose(job: Job, cluster: Cluster, version: int) -> Choice:
     return Choice(taken, plain, scheduled, found.compute_s, found.communication_s)
 
 
+def predict_s(job: Job, cluster: Cluster, plan: Plan) -> float:
+    """Return how long an iteration takes under a plan."""
+    return _simulate(job, cluster, plan).iteration_s
+
+
 def _plain(job: Job, cluster: Cluster, version: int) -> Iterator[Candidate]:
     ready = sorted(range(len(job.tensors)), key=lambda t: (-job.tensors[t].complete_after, -t))
     sizes = [tensor.bytes for tensor in job.tensors]
     for size in BUCKETS:
         plan = bucket_plan(sizes, size, version, ready).cut(size)
         name = f"plain buckets of {format_bytes(size)}"
-        yield Candidate(plan, name, _simulate(job, cluster, plan).iteration_s)
+        yield Candidate(plan, name, predict_s(job, cluster, plan))
 
 
 def _best_by_need(job: Job, cluster: Cluster, version: int) -> Candidate:
@@ -88,7 +93,7 @@ def _best_by_need(job: Job, cluster: Cluster, version: int) -> Candidate:
         plan = make_planner("units", knobs, ratio=ratio)(job, version)
         count = knobs.credit_bytes // knobs.partition_bytes
         name = f"units of {format_bytes(knobs.partition_bytes)}, {count} in flight"
-        times = [_simulate(job, one, plan).iteration_s for one in (cluster, *surprises)]
+        times = [predict_s(job, one, plan) for one in (cluster, *surprises)]
         return Candidate(plan, name, times[0], knobs, fmean(times))
 
     useful = [unit for unit in UNITS if unit < job.total_bytes] or UNITS[:1]

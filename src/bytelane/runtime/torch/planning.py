@@ -6,11 +6,9 @@ Everything here is done by all ranks at the same moment, between two rounds.
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from enum import IntEnum
-from typing import Protocol
 
 from bytelane.cluster import Cluster, Link
-from bytelane.core import Element, Plan, Planner, bucket_plan
+from bytelane.core import Element, Plan, Planner, Review, Wish, bucket_plan
 from bytelane.job import Job, Tensor
 from bytelane.runtime.torch import agreement
 from bytelane.runtime.torch.control import Control
@@ -20,25 +18,14 @@ from bytelane.runtime.torch.trained import Trained
 # The first iteration allocates memory and is not typical; the next ones are measured.
 MEASURED_ITERATIONS = 2
 FIRST_ITERATIONS = 1 + MEASURED_ITERATIONS
+# A new plan is judged soon, by three iterations that have seen nothing else; then now and then.
+FIRST_REVIEW = 5
 REVIEWED_ITERATIONS = 10
+JUDGED_ITERATIONS = 3
 # Measuring and planning again costs seconds: as much of the time since the first plan, at most.
 MOST_PLANNING = 0.5
 # What is in flight is in memory twice, so buckets are not as large as DDP's.
 FIRST_BUCKET_BYTES = 2**22
-
-
-class Wish(IntEnum):
-    """What rank 0 would like to be done before the next round; it travels with a round."""
-
-    NOTHING = 0
-    PLAN = 1
-    MEASURE_AND_PLAN = 2
-
-
-class Review(Protocol):
-    """Judges, on rank 0, whether the plan still fits."""
-
-    def __call__(self, iteration_s: float) -> bool: ...
 
 
 class Planning:
@@ -65,6 +52,8 @@ class Planning:
         self._review = review
         self._version = 0
         self._first_step = 0
+        self._planned_step = 0
+        self._cluster: Cluster | None = None
         self._is_measured = False
         self._planned_s = 0.0
         self._planned_since: float | None = None
@@ -92,10 +81,12 @@ class Planning:
         """Look from time to time, on rank 0, whether iterations are still as they were."""
         if self._review is None or self._control.rank != 0 or not self._is_measured:
             return
-        if (step - self._first_step) % REVIEWED_ITERATIONS == 0 and self._may_plan_again():
-            iteration_s = self._watch.iteration_s()
-            if iteration_s is not None and self._review(iteration_s):
-                self.wish = Wish.MEASURE_AND_PLAN
+        under_this_plan = step - self._planned_step
+        if under_this_plan == FIRST_REVIEW or under_this_plan % REVIEWED_ITERATIONS == 0:
+            iteration_s = self._watch.iteration_s(JUDGED_ITERATIONS)
+            wish = Wish.NOTHING if iteration_s is None else self._review(iteration_s)
+            if wish is Wish.CORRECT or self._may_measure_again():
+                self.wish = wish
 
     def next_plan(
         self, trained: Trained, unused: set[int], step: int, granted: Wish
@@ -103,23 +94,25 @@ class Planning:
         """Let rank 0 plan, and return its plan on every rank; None if nothing could be measured."""
         began = time.perf_counter()
         self._planned_since = self._planned_since or began
-        if not self._is_measured or granted is Wish.MEASURE_AND_PLAN:
+        self._planned_step = step
+        if not self._is_measured or granted in (Wish.MEASURE_AND_PLAN, Wish.CORRECT):
             self.job, self._is_measured = self._measure(trained, unused, step), True
         self.wish = Wish.NOTHING
         if self.job is None:
             return None
-        cluster = None if self._probe is None else Cluster(self._control.size, self._probe())
+        if self._probe is not None and (granted is not Wish.CORRECT or self._cluster is None):
+            self._cluster = Cluster(self._control.size, self._probe())
         plan = None
         self._version += 1
         try:
             if self._control.rank == 0:
-                plan = _fit(self._planner(self.job, self._version, cluster), trained)
+                plan = _fit(self._planner(self.job, self._version, self._cluster), trained)
         finally:  # also if that failed: the other ranks must not wait for ever
             agreed = agreement.share_plan(plan, self._control)
         self._planned_s += time.perf_counter() - began
         return agreed
 
-    def _may_plan_again(self) -> bool:
+    def _may_measure_again(self) -> bool:
         assert self._planned_since is not None
         return self._planned_s <= MOST_PLANNING * (time.perf_counter() - self._planned_since)
 

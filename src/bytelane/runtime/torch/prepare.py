@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bytelane import __version__
-from bytelane.core import Planner
+from bytelane.core import Planner, Review
 from bytelane.errors import NotSupported, TrainingError
 from bytelane.runtime.torch import agreement
 from bytelane.runtime.torch.control import Control
@@ -25,7 +25,6 @@ from bytelane.runtime.torch.gate import (
 from bytelane.runtime.torch.groups import Groups
 from bytelane.runtime.torch.onlooker import Onlooker
 from bytelane.runtime.torch.peers import leave, meet
-from bytelane.runtime.torch.planning import Review
 from bytelane.runtime.torch.session import Probe, Session
 from bytelane.runtime.torch.status import Status
 from bytelane.runtime.torch.support import first_problem, is_separable

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import torch
 
-from bytelane.core import Plan
+from bytelane.core import Plan, Wish
 from bytelane.errors import NotSupported
 from bytelane.runtime.torch import agreement
 from bytelane.runtime.torch.batch import Batch
 from bytelane.runtime.torch.control import Control
 from bytelane.runtime.torch.onlooker import Onlooker
-from bytelane.runtime.torch.planning import Planning, Wish
+from bytelane.runtime.torch.planning import Planning
 from bytelane.runtime.torch.stopwatch import Stopwatch
 from bytelane.runtime.torch.synchroniser import Synchroniser
 from bytelane.runtime.torch.trained import Trained

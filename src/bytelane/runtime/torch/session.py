@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from bytelane.cluster import Link
-from bytelane.core import Plan, Planner
+from bytelane.core import Plan, Planner, Review
 from bytelane.errors import NotSupported, TrainingError
 from bytelane.job import Job
 from bytelane.runtime.torch import agreement
@@ -32,7 +32,7 @@ from bytelane.runtime.torch.groups import Groups
 from bytelane.runtime.torch.joining import Joining
 from bytelane.runtime.torch.onlooker import Onlooker, memory_of
 from bytelane.runtime.torch.peers import Peers
-from bytelane.runtime.torch.planning import Planning, Review
+from bytelane.runtime.torch.planning import Planning
 from bytelane.runtime.torch.rounds import Rounds
 from bytelane.runtime.torch.status import Status
 from bytelane.runtime.torch.stepping import PartialStepper

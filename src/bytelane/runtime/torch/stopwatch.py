@@ -117,9 +117,9 @@ class Stopwatch:
         spans.sort(key=lambda span: span.start_s)
         return Trace(source, tuple(spans), dict(self._starts))
 
-    def iteration_s(self) -> float | None:
+    def iteration_s(self, last: int = LAST_ITERATIONS) -> float | None:
         """Return the median of the last iterations, from forward to forward."""
-        starts = sorted(self._starts.items())[-LAST_ITERATIONS - 1 :]
+        starts = sorted(self._starts.items())[-last - 1 :]
         times = [b - a for (k, a), (next_k, b) in pairwise(starts) if next_k == k + 1]
         return median(times) if times else None
 
