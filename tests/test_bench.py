@@ -88,6 +88,20 @@ def test_everyone_trains_exactly_and_the_check_can_fail() -> None:
     assert result.bound_s == max(compute.iteration_s, communication.iteration_s)
 
 
+def test_the_links_drop_once_everybody_has_planned() -> None:
+    what = experiment(contenders=(CommunicationOnly(), OURS), drop=0.75, repetitions=2)
+    with Lab(2, "160Mbit", mode="pacing") as lab:
+        result = run_experiment(what, lab, timeout_s=90)
+        assert lab.rates == [5e6, 5e6]
+    communication, ours = result.cells
+    assert ours.exact
+    # 260 kB each way at 5 MB/s; before, 13 ms. The bound is that of the links as they are now.
+    assert communication.iteration_s > 0.04
+    assert result.link.rate > 10e6
+    assert ours.predicted_s is not None
+    assert ours.predicted_s > 0.04
+
+
 @pytest.fixture(scope="module")
 def uneven_run() -> Result:
     """A job with a tied tensor, on ranks that are neither even nor equal."""
@@ -194,6 +208,7 @@ def test_ranks_that_take_too_long_are_ended() -> None:
         ({"ratio": 0.0}, "a ratio of 0.0 makes no sense"),
         ({"what": "cnn", "ratio": 1.0}, "no effect on a real model"),
         ({"contenders": (OURS, OURS)}, "named twice"),
+        ({"drop": 1.0}, "cannot drop by 1.0"),
         ({"what": Job("j", SMALL.layers, ())}, "nothing to compare"),
         ({"what": Job("j", SMALL.layers, (Tensor("odd", 7, (0,)),))}, "7 bytes are not whole"),
     ],

@@ -16,6 +16,9 @@ WORLD_SIZES = (2, 4, 8)
 LEAST_ITERATIONS = 3
 # Above this the machine was not quiet enough for the figure to be believed.
 QUIET_SPREAD = 0.03
+# What the first rank says when the links may drop, and the file that tells that they have.
+ALL_ARE_WARM = "everybody is warm: the links drop"
+LINKS_HAVE_DROPPED = "links-have-dropped"
 
 
 class Conditions(msgspec.Struct, frozen=True):
@@ -49,6 +52,8 @@ class Experiment(msgspec.Struct, frozen=True):
     ratio: float | None = None
     """Scale the computing to this many times the measured communication."""
     conditions: Conditions = Conditions()
+    drop: float = 0.0
+    """Once everybody is warm, and has planned, the links lose this part of their rate."""
 
     def __post_init__(self) -> None:
         if self.workers not in WORLD_SIZES:
@@ -66,6 +71,8 @@ class Experiment(msgspec.Struct, frozen=True):
             raise InputError(f"{self.repetitions} repetitions are too few; use 1 or more")
         if self.ratio is not None and not 0.01 <= self.ratio <= 100:
             raise InputError(f"a ratio of {self.ratio} makes no sense; use 0.01 to 100")
+        if not 0 <= self.drop <= 0.9:
+            raise InputError(f"links cannot drop by {self.drop}; use 0 to 0.9, such as 0.3")
         if len(set(self.contenders)) < len(self.contenders):
             raise InputError("a contender is named twice")
 

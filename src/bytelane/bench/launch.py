@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from bytelane.bench.experiment import Experiment, Result
+from bytelane.bench.experiment import ALL_ARE_WARM, LINKS_HAVE_DROPPED, Experiment, Result
 from bytelane.errors import LabTimeout, TrainingError
 from bytelane.lab import Lab
 
@@ -35,6 +35,9 @@ def run_experiment(
         last_words[rank].append(line)
         if rank == 0 and stream == "out":
             progress(line)
+            if line == ALL_ARE_WARM:
+                lab.set_rate(lab.rates[0] * (1 - experiment.drop))
+                (folder / LINKS_HAVE_DROPPED).touch()
 
     with tempfile.TemporaryDirectory(prefix="bytelane-") as name:
         folder = Path(name)

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import time
 from pathlib import Path
 from statistics import median
 
@@ -17,7 +18,13 @@ from bytelane.bench.contender import (
     Ours,
     far_behind,
 )
-from bytelane.bench.experiment import Cell, Experiment, Result
+from bytelane.bench.experiment import (
+    ALL_ARE_WARM,
+    LINKS_HAVE_DROPPED,
+    Cell,
+    Experiment,
+    Result,
+)
 from bytelane.bench.predict import lay_over, predict_ddp_s, predict_ours
 from bytelane.bench.scale import scale_compute
 from bytelane.bench.trainers import (
@@ -30,6 +37,7 @@ from bytelane.bench.trainers import (
 from bytelane.bench.workload import Emulated, Real, Workload, measure_job
 from bytelane.cluster import Cluster, Link
 from bytelane.core import Knobs
+from bytelane.errors import TrainingError
 from bytelane.job import Job
 from bytelane.measure import measure_link
 from bytelane.runtime.torch.agreement import bytes_from
@@ -45,14 +53,14 @@ def main(folder: Path) -> None:
     experiment = msgspec.json.decode((folder / "experiment.json").read_bytes(), type=Experiment)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    result = run(experiment)
+    result = run(experiment, folder)
     if dist.get_rank() == 0:
         (folder / "result.json").write_bytes(msgspec.json.encode(result))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def run(experiment: Experiment) -> Result:
+def run(experiment: Experiment, folder: Path) -> Result:
     """Measure the network, then every contender in turn, so that a disturbance hits them all."""
     link, _ = measure_link(_group())  # from the slowest rank's times, so the same everywhere
     what = experiment.what
@@ -65,6 +73,8 @@ def run(experiment: Experiment) -> Result:
     contest = _Contest(experiment, job, link, communication)
     for contender in experiment.contenders:
         contest.enter(contender)
+    if experiment.drop:
+        _let_links_drop(folder)
     for repetition in range(experiment.repetitions):
         contest.run_all(repetition)
     cells = tuple(contest.cell(contender) for contender in experiment.contenders)
@@ -126,7 +136,9 @@ class _Contest:
             return Cell(contender, failure=self._failures[contender])
         trainer = self._trainers[contender]
         cell = Cell(contender, tuple(self._times[contender]), exact=_everywhere(trainer.is_exact()))
-        cluster = Cluster(self._experiment.workers, self._link)
+        rate = self._link.rate * (1 - self._experiment.drop)
+        link = msgspec.structs.replace(self._link, rate=rate)
+        cluster = Cluster(self._experiment.workers, link)
         if isinstance(trainer, OurTrainer):
             found = predict_ours(trainer, cluster)
             return msgspec.structs.replace(
@@ -140,6 +152,17 @@ class _Contest:
             found_s = predict_ddp_s(self._job, compute_s, contender.bucket_bytes, cluster)
             return msgspec.structs.replace(cell, predicted_s=found_s)
         return cell
+
+
+def _let_links_drop(folder: Path) -> None:
+    """Ask whoever holds the lab for slower links, and wait for them."""
+    _say(ALL_ARE_WARM)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (folder / LINKS_HAVE_DROPPED).exists():
+        if time.monotonic() > deadline:
+            raise TrainingError(f"the links did not drop within {TIMEOUT_S:g} s")
+        time.sleep(0.05)
+    dist.barrier()
 
 
 def _workload(experiment: Experiment, job: Job) -> Workload:

@@ -36,6 +36,10 @@ JitterSize = Annotated[
     float, typer.Option(help="Each layer's time varies by exp(JITTER x normal).")
 ]
 SlowRank = Annotated[float, typer.Option(help="Rank 1 computes longer by this factor.")]
+Drop = Annotated[
+    float,
+    typer.Option(help="Links lose this part of their rate once all have planned, e.g. 0.3."),
+]
 Iterations = Annotated[int, typer.Option(help="Iterations of a repetition.")]
 Repetitions = Annotated[int, typer.Option(help="Rounds through all contenders.")]
 Folder = Annotated[
@@ -56,6 +60,7 @@ def bench(
     credit: Credit = None,
     jitter: JitterSize = 0.0,
     slow_rank: SlowRank = 1.0,
+    drop: Drop = 0.0,
     iterations: Iterations = 4,
     repetitions: Repetitions = 3,
     mode: Mode = "auto",
@@ -94,6 +99,7 @@ def bench(
         repetitions=repetitions,
         ratio=ratio,
         conditions=Conditions(jitter, slow_rank),
+        drop=drop,
     )
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # before the long work, in case that is not possible

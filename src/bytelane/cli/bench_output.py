@@ -105,6 +105,11 @@ def _remarks(result: "Result", experiment: "Experiment") -> list[str]:
     once = [c.contender.name for c in result.cells if 0 < len(c.times_s) < experiment.repetitions]
     if once:
         lines.append(f"not repeated, since far behind: {'; '.join(once)}")
+    if experiment.drop:
+        lines.append(
+            f"the links have lost {experiment.drop:.0%} of their rate after all had planned; "
+            "predictions know the new rate, plans do not"
+        )
     if experiment.repetitions > 1 and not all(c.is_quiet for c in result.cells if c.times_s):
         lines.append("! the repetitions differ by more than 3 %: the machine was not quiet enough")
     verdict = "noticed" if result.mutation_found else "did NOT notice"
@@ -135,6 +140,7 @@ def document(result: "Result", experiment: "Experiment", lab: "Lab") -> dict[str
         "ratio": experiment.ratio,
         "jitter": experiment.conditions.jitter,
         "slow_rank": experiment.conditions.slow_rank,
+        "drop": experiment.drop,
         "bound_ms": result.bound_s and result.bound_s * 1e3,
         "best_ddp_ms": best and best * 1e3,
         "mutation_found": result.mutation_found,
