@@ -50,27 +50,51 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     return host
 
 
-def test_the_hosts_work_is_hidden_behind_the_computing(host: Host) -> None:
-    accelerator = Accelerator()
-    accelerator.forward(1.0)
-    began = host.now
-    for _ in range(3):
-        host.work(0.2)
-        accelerator.forward(1.0)
-    for _ in range(3):
-        host.work(0.2)
-        accelerator.backward(1.0)
-    assert host.now - began == pytest.approx(6.0)
+Act = tuple[str, float]
 
 
-def test_waiting_for_a_core_that_another_host_has_is_work(host: Host) -> None:
+def act(host: Host, accelerator: Accelerator, acts: list[Act]) -> float:
+    """Return how long the host, or its accelerator, takes for these."""
+    began = host.now
+    for what, seconds in acts:
+        getattr(accelerator if what in ("forward", "backward") else host, what)(seconds)
+    return host.now - began
+
+
+@pytest.mark.parametrize(
+    ("acts", "takes_s"),
+    [
+        pytest.param(
+            3 * [("work", 0.2), ("forward", 1.0)] + 3 * [("work", 0.2), ("backward", 1.0)],
+            6.0,
+            id="the host's work is hidden behind the computing",
+        ),
+        pytest.param(
+            3 * [("queue", 0.4), ("forward", 1.0)],
+            3.0,
+            id="waiting for a core that another host has is work",
+        ),
+        pytest.param(
+            [("work", 0.2), ("wait", 0.5), ("forward", 1.0)],
+            1.5,
+            id="a forward pass that waits is late",
+        ),
+        pytest.param(
+            4 * [("work", 3.0), ("forward", 1.0)],
+            12.0,
+            id="the host cannot be faster than it is",
+        ),
+        pytest.param(
+            [("wait", 0.5), ("backward", 1.0), ("wait", 0.3), ("backward", 1.0)],
+            2.5,
+            id="a backward pass is one queue, late if the forward pass has waited",
+        ),
+    ],
+)
+def test_only_waiting_makes_computing_late(host: Host, acts: list[Act], takes_s: float) -> None:
     accelerator = Accelerator()
     accelerator.forward(1.0)
-    began = host.now
-    for _ in range(3):
-        host.queue(0.4)
-        accelerator.forward(1.0)
-    assert host.now - began == pytest.approx(3.0)
+    assert act(host, accelerator, acts) == pytest.approx(takes_s)
 
 
 RIVAL = """
@@ -106,36 +130,3 @@ def test_a_thread_that_has_to_share_a_core_has_waited_for_it() -> None:
 
 def test_where_nobody_knows_of_the_queue_it_is_empty() -> None:
     assert CoreQueue("/nowhere").waited_s() == 0.0
-
-
-def test_a_forward_pass_that_waits_is_late(host: Host) -> None:
-    accelerator = Accelerator()
-    accelerator.forward(1.0)
-    began = host.now
-    host.work(0.2)
-    host.wait(0.5)
-    accelerator.forward(1.0)
-    assert host.now - began == pytest.approx(1.5)
-
-
-def test_the_host_cannot_be_faster_than_it_is(host: Host) -> None:
-    accelerator = Accelerator()
-    accelerator.forward(1.0)
-    began = host.now
-    for _ in range(4):
-        host.work(3.0)
-        accelerator.forward(1.0)
-    assert host.now - began == pytest.approx(12.0)
-
-
-def test_a_backward_pass_is_one_queue_that_begins_late_if_the_forward_pass_has_waited(
-    host: Host,
-) -> None:
-    accelerator = Accelerator()
-    accelerator.forward(1.0)
-    began = host.now
-    host.wait(0.5)
-    accelerator.backward(1.0)
-    host.wait(0.3)
-    accelerator.backward(1.0)
-    assert host.now - began == pytest.approx(2.5)

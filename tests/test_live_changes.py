@@ -4,6 +4,7 @@ import json
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from bytelane.core import Knobs, Plan, Wish
 from bytelane.errors import InputError, WeightsDiffer
 from bytelane.job import Job
 from bytelane.runtime.torch import attach, session_of
-from bytelane.runtime.torch.planning import MOST_PLANNING
+from bytelane.runtime.torch.planning import MOST_PLANNING, REVIEWED_ITERATIONS, Planning
 from bytelane.sim import make_planner
 from bytelane.trace.recording import PlanLine, RoundLine, read, replay
 from ranks import Pool
@@ -116,6 +117,22 @@ def test_planning_again_never_takes_most_of_the_time(two_ranks: Pool) -> None:
     for number, (began, _) in enumerate(plans[1:], start=1):
         spent = sum(end - begin for begin, end in plans[:number])
         assert spent <= MOST_PLANNING * (began - first)
+
+
+@pytest.mark.parametrize(
+    ("opinion", "since_s"),
+    [(Wish.NOTHING, -60), (Wish.MEASURE_AND_PLAN, 60)],
+    ids=["content", "not content, but it is too early to measure again"],
+)
+def test_a_review_does_not_forget_what_a_user_has_proposed(opinion: Wish, since_s: float) -> None:
+    watch: Any = SimpleNamespace(iteration_s=lambda last: 1.0)
+    control: Any = SimpleNamespace(rank=0, size=2)
+    fifo = make_planner("fifo", Knobs())
+    planning = Planning("model", fifo, watch, control, review=lambda iteration_s: opinion)
+    planning._is_measured, planning._planned_since = True, time.perf_counter() + since_s
+    planning.propose(fifo)
+    planning.review(REVIEWED_ITERATIONS)
+    assert planning.wish is Wish.PLAN
 
 
 def asked_for(rank: int) -> list[str]:

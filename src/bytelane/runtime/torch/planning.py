@@ -85,7 +85,9 @@ class Planning:
         if under_this_plan == FIRST_REVIEW or under_this_plan % REVIEWED_ITERATIONS == 0:
             iteration_s = self._watch.iteration_s(JUDGED_ITERATIONS)
             wish = Wish.NOTHING if iteration_s is None else self._review(iteration_s)
-            if wish is Wish.CORRECT or self._may_measure_again():
+            if wish is Wish.MEASURE_AND_PLAN and not self._may_measure_again():
+                wish = Wish.NOTHING
+            if wish is not Wish.NOTHING:  # or what a user has proposed would be forgotten
                 self.wish = wish
 
     def next_plan(

@@ -93,7 +93,7 @@ class Session:
         self._peers = peers
         self._groups = groups
         self._owed: dict[int, int] = {}  # tensor -> which optimizer owes it an update
-        self._taken: set[int] = set()
+        self._taken: set[int] = set()  # the hooks of gradients hold it too: the same one for ever
         self._zeroed: dict[int, bool] = {}
         self._is_in_forward = False
         self._forward_ran = False
