@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import bytelane
-from bytelane.errors import PlanMismatch, TransferTimeout
+from bytelane.errors import PeerFailed, PlanMismatch, TransferTimeout
 from bytelane.runtime.torch import session_of
 from bytelane.runtime.torch.transport import AllReduceTransport, Gradient
 from ranks import Pool
@@ -155,7 +155,7 @@ def out_of_step(rank: int, how: str, prepare: dict[str, Any]) -> tuple[str, bool
     try:
         train(net, opt, rank, steps=1)
         session.flush()
-    except PlanMismatch as error:
+    except (PlanMismatch, PeerFailed) as error:  # PeerFailed: another rank was quicker to notice
         with session.onlooker.looking_away():
             return str(error), equal([p.detach() for p in net.parameters()], before)
     return "nothing was noticed", False
@@ -458,7 +458,7 @@ def planner_that_fails(rank: int) -> str:
     session_of(net)._planning._planner = fail  # type: ignore[assignment]
     try:
         train(net, opt, rank, steps=5)
-    except PlanMismatch as error:
+    except (PlanMismatch, PeerFailed) as error:  # PeerFailed: another rank was quicker to notice
         return f"{error} {error.__context__}"
     return "nothing was noticed"
 
