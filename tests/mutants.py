@@ -49,7 +49,22 @@ def right_but_choosy(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
     return changed(job, part_bytes=knobs.partition_bytes)
 
 
-REGISTERED |= {right: {}, right_but_choosy: {"partition_bytes": 16}}
+def right_with_growing_units(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
+    """Send what is needed first alone, in a small unit."""
+    return changed(
+        job,
+        stages=one_stage(job, knobs.credit_bytes),
+        unit_bytes=knobs.partition_bytes,
+        first_unit_bytes=3,
+        first_unit_alone=True,
+    )
+
+
+REGISTERED |= {
+    right: {},
+    right_but_choosy: {"partition_bytes": 16},
+    right_with_growing_units: {"partition_bytes": 16, "parts_in_flight": 2},
+}
 
 
 def changed(job: Job, **changes: Any) -> Policy:
@@ -173,6 +188,12 @@ def has_groups_and_parts(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
 def has_units_and_parts(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
     """Cut in two ways, of which one is not done."""
     return changed(job, unit_bytes=8, part_bytes=knobs.partition_bytes)
+
+
+@breaks("test_it_fits_the_job")
+def has_a_first_unit_of_none(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
+    """Want the first of its units alone, and have no units."""
+    return changed(job, first_unit_alone=True)
 
 
 @breaks("test_it_fits_the_job")

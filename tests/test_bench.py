@@ -75,11 +75,12 @@ def test_everyone_trains_exactly_and_the_check_can_fail() -> None:
         assert cell.failure == ""
         assert cell.exact is (None if alone else True), cell.contender.name
         assert [len(times) for times in cell.times_s] == [3]
-    by_need, in_ready_order = result.cells[-1], result.cells[-2]
-    assert in_ready_order.contender.name == "bytelane, bytescheduler in ready order"
-    assert in_ready_order.knobs == by_need.knobs
+    as_ready, by_rank_0, by_plan = result.cells[-3:]
+    assert as_ready.contender.name == "bytelane, bytescheduler in ready order"
+    assert by_rank_0.contender.name == "bytelane, bytescheduler ordered by rank 0"
+    assert as_ready.knobs == by_plan.knobs
     predicted = [cell.contender for cell in result.cells if cell.predicted_s]
-    assert predicted == [*BUCKETS, in_ready_order.contender, by_need.contender]
+    assert predicted == [*BUCKETS, *(cell.contender for cell in (as_ready, by_rank_0, by_plan))]
     assert result.mutation_found
     assert result.bound_s is not None
     compute, communication = result.cell(ComputeOnly), result.cell(CommunicationOnly)
@@ -227,7 +228,8 @@ def test_impossible_experiments_are_refused(changes: dict[str, object], complain
         lambda: Ours("nonsense", None),
         lambda: Ours("sequential", None),
         lambda: Ours("optimal", Knobs()),
-        lambda: Ours("fusion", None, in_ready_order=True),
+        lambda: Ours("fusion", None, "as ready"),
+        lambda: Ours("fifo", None, "by rank 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_ranks_start(make: object) -> None:
@@ -235,9 +237,11 @@ def test_what_makes_no_sense_is_refused_before_ranks_start(make: object) -> None
         make()  # type: ignore[operator]
 
 
-def test_the_ablation_is_ours_without_its_order() -> None:
-    *_, ablation, ours = everyone(OURS)
-    assert (ablation, ours) == (Ours(OURS.policy, OURS.knobs, in_ready_order=True), OURS)
+def test_the_ablations_are_ours_in_another_order() -> None:
+    *_, as_ready, by_rank_0, ours = everyone(OURS)
+    assert ours == OURS
+    assert as_ready == Ours(OURS.policy, OURS.knobs, "as ready")
+    assert by_rank_0 == Ours(OURS.policy, OURS.knobs, "by rank 0")
     assert [c for c in everyone(Ours("fifo", Knobs())) if isinstance(c, Ours)] == [
         Ours("fifo", Knobs())
     ]

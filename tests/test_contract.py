@@ -60,7 +60,9 @@ def test_a_mutant_breaks_its_rule_and_no_other(maker: Maker, rule: str) -> None:
     assert list(found) == [rule], found
 
 
-@pytest.mark.parametrize("maker", [mutants.right, mutants.right_but_choosy])
+@pytest.mark.parametrize(
+    "maker", [mutants.right, mutants.right_but_choosy, mutants.right_with_growing_units]
+)
 def test_what_is_right_breaks_none(maker: Maker) -> None:
     assert broken_rules(as_mutant(maker)) == {}
 
@@ -103,6 +105,13 @@ def test_a_wrong_kernel_is_noticed(
 ) -> None:
     monkeypatch.setattr(core_kernel, function, mutant)
     assert rule in broken_rules(policy, [rule])
+
+
+def test_company_of_what_is_to_be_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bytelane.core.table.ALL_OF_IT", 1)
+    rule = "test_everything_comes_home"
+    (message,) = broken_rules(as_mutant(mutants.right_with_growing_units), [rule]).values()
+    assert "was started beside the first" in message
 
 
 def test_a_lost_piece_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,22 @@ def test_units_are_all_bytes_in_order_cut_evenly(
     )
 
 
+@given(sizes, st.integers(1, 300), st.integers(1, 300), st.randoms())
+def test_units_may_begin_small_and_double_until_they_are_full(
+    tensor_bytes: list[int], unit: int, first: int, random: Random
+) -> None:
+    order = list(range(len(tensor_bytes)))
+    random.shuffle(order)
+    operations = unit_pieces(tensor_bytes, order, unit, first).sub_tasks()
+    sent = [(p.tensor, b) for parts in operations for p in parts for b in range(p.start, p.stop)]
+    assert sent == [(t, b) for t in order for b in range(tensor_bytes[t])]
+    lengths = [sum(p.bytes for p in parts) for parts in operations]
+    for k, length in enumerate(lengths):
+        is_last = k == len(lengths) - 1
+        wanted = min(unit, first * 2**k)
+        assert length <= wanted if is_last else length == wanted
+
+
 def test_groups_are_numbered_without_gaps() -> None:
     with pytest.raises(InputError, match="without gaps"):
         group_pieces([1, 2], [0, 2])
@@ -90,6 +106,8 @@ def test_an_empty_part_is_refused(part: int) -> None:
         partition([10], part)
     with pytest.raises(InputError, match="cannot hold anything"):
         unit_pieces([10], [0], part)
+    with pytest.raises(InputError, match="cannot hold anything"):
+        unit_pieces([10], [0], 4, part)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(3, 3), (4, 2), (-1, 2)])

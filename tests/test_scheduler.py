@@ -179,6 +179,35 @@ def test_the_window_is_never_exceeded_by_a_whole_part(
             assert scheduler.in_flight_bytes < knobs.credit_bytes + knobs.partition_bytes
 
 
+@given(jobs(), knob_values, st.integers(1, 20), st.booleans(), st.data())
+def test_nothing_starts_beside_what_is_to_be_alone(
+    job: Job, knobs: Knobs, first: int, planned: bool, data: st.DataObject
+) -> None:
+    growing = Knobs(knobs.partition_bytes, knobs.credit_bytes, first_bytes=first)
+    policy = make_policy("units", job, growing)
+    scheduler = Scheduler.of_policy(policy, job)
+    alone = 0
+    if planned:
+        pieces = policy.cut(job)
+        order = data.draw(st.permutations(range(pieces.operation_count)))
+        plan = Plan.record(policy, job, pieces, [[piece] for piece in order])
+        assert [operation.alone for operation in plan.operations] == [k == 0 for k in order]
+        scheduler = Scheduler.of_plan(Plan.decode(plan.encode()))
+        alone = order.index(0) if order else 0
+    waiting, flying = list(range(len(job.tensors))), list[int]()
+    while waiting or flying:
+        was_alone = alone in flying
+        which = data.draw(st.integers(0, len(waiting) + len(flying) - 1))
+        if which < len(waiting):
+            new = started(scheduler.notify_ready(waiting.pop(which), now=0.0))
+        else:
+            new = started(scheduler.notify_finish(flying.pop(which - len(waiting)), now=0.0))
+        assert not (was_alone and alone in flying and new)
+        assert alone not in new or new[-1] == alone
+        flying += new
+    assert scheduler.synchronised
+
+
 @given(jobs(), knob_values, st.data())
 def test_the_queue_gives_out_the_least_priority_and_then_the_first_that_came(
     job: Job, knobs: Knobs, data: st.DataObject

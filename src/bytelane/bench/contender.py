@@ -1,7 +1,7 @@
 """Who takes part in a benchmark. All of them train the same job in the same processes."""
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -15,6 +15,7 @@ from bytelane.units import format_bytes
 
 MEBIBYTE = 2**20
 AUTO = "auto"
+Order: TypeAlias = Literal["by plan", "as ready", "by rank 0"]
 # Who takes this many times as long as the fastest is not repeated. Nor is a bucket size of DDP that
 # is so much slower than the best one; repetitions differ by far less.
 FAR_BEHIND, WORSE_BUCKET = 2.0, 1.15
@@ -63,22 +64,24 @@ class Ours(msgspec.Struct, frozen=True, tag="bytelane"):
 
     policy: str
     knobs: Knobs | None
-    in_ready_order: bool = False
-    """The ablation: the same units, window and engine, but nothing overtakes."""
+    order: Order = "by plan"
+    """Anything else is an ablation of the same engine: in it nothing overtakes (its units and its
+    window are the same, too), or the first rank decides while training runs."""
 
     def __post_init__(self) -> None:
         if self.policy == AUTO:
-            if self.knobs is not None or self.in_ready_order:
+            if self.knobs is not None or self.order != "by plan":
                 raise InputError(f"policy {AUTO} chooses pieces and order itself; give none")
             return
         look_for(self.policy)  # here, since ranks are processes of their own
         make_planner(self.policy, self.knobs or Knobs(1, 1, 1))  # refuses what cannot run for real
-        if self.in_ready_order and not overtakes(self.policy):
+        if self.order != "by plan" and not overtakes(self.policy):
             raise InputError(f"policy {self.policy} sends in ready order by itself")
 
     @property
     def name(self) -> str:
-        return f"bytelane, {self.policy}" + (" in ready order" if self.in_ready_order else "")
+        ablations = {"as ready": " in ready order", "by rank 0": " ordered by rank 0"}
+        return f"bytelane, {self.policy}{ablations.get(self.order, '')}"
 
 
 def overtakes(policy: str) -> bool:
@@ -95,10 +98,11 @@ BUCKETS = tuple(Ddp(mebibytes * MEBIBYTE) for mebibytes in (1, 2, 4, 8, 25))
 
 
 def everyone(ours: Ours) -> tuple[Contender, ...]:
-    """Return all baselines at their best settings, our ablation, and our scheduler."""
+    """Return all baselines at their best settings, our ablations, and our scheduler."""
     policy = "units" if ours.policy == AUTO else ours.policy
-    ablation = (Ours(policy, ours.knobs, True),) if overtakes(policy) else ()
-    return ComputeOnly(), CommunicationOnly(), *BUCKETS, Fsdp(), *ablation, ours
+    orders: tuple[Order, ...] = ("as ready", "by rank 0") if overtakes(policy) else ()
+    ablations = (Ours(policy, ours.knobs, order) for order in orders)
+    return ComputeOnly(), CommunicationOnly(), *BUCKETS, Fsdp(), *ablations, ours
 
 
 def far_behind(seconds: Mapping[Contender, float]) -> frozenset[Contender]:

@@ -13,11 +13,11 @@ from bytelane.sim import Simulation, simulate
 
 
 def predict_ours(trainer: OurTrainer, cluster: Cluster) -> Simulation:
-    """Simulate the job as it was measured before the iterations that count, under its plan."""
+    """Simulate the job as it was measured before the iterations that count, as it is scheduled."""
     job = trainer.session.job
     if job is None:
         raise InputError("the job was not measured, so there is no prediction")
-    return simulate(job, cluster, trainer.session.plan, "interpreted")
+    return simulate(job, cluster, trainer.schedule(cluster), "interpreted")
 
 
 def predict_ddp_s(job: Job, compute_s: float, bucket_bytes: int, cluster: Cluster) -> float:

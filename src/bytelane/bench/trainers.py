@@ -1,7 +1,7 @@
 """How each contender trains, one class a way."""
 
 import time
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from statistics import median
 from typing import Any, Protocol
@@ -11,9 +11,19 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from bytelane.bench.contender import ComputeOnly, Ddp, Fsdp, Ours
+from bytelane.bench.coordinator import Coordinator, preferring_what_is_needed_first
 from bytelane.bench.workload import Workload
 from bytelane.cluster import Cluster, Link
-from bytelane.core import CreditWindow, Knobs, Operation, Plan, Planner, SubTask
+from bytelane.core import (
+    CreditWindow,
+    Knobs,
+    Operation,
+    Plan,
+    Planner,
+    Policy,
+    SubTask,
+    make_policy,
+)
 from bytelane.errors import NotSupported
 from bytelane.job import Job
 from bytelane.runtime.engine import Engine
@@ -157,11 +167,29 @@ class OurTrainer(PlainTrainer):
         largest = max(operation.bytes for operation in plan.operations)
         return Knobs(largest, plan.window.credit_bytes)
 
+    def schedule(self, cluster: Cluster) -> Plan | Policy:
+        """What the simulator is asked about."""
+        return self.session.plan
+
     def flush(self) -> None:
         self.session.flush()
 
     def is_exact(self) -> bool:
         return self.workload.is_exact(_weights(self.workload.model), self.iterations)
+
+
+class CoordinatedTrainer(OurTrainer):
+    """Bytelane, in an order that the first rank decides while training runs."""
+
+    def __init__(self, workload: Workload, policy: str, knobs: Knobs, keep_iterations: int) -> None:
+        planner = preferring_what_is_needed_first(make_planner(policy, knobs))
+        make_engine = Coordinator().make_engine
+        super().__init__(workload, planner, keep_iterations, make_engine=make_engine)
+        self._policy = partial(make_policy, policy, knobs=knobs)
+
+    def schedule(self, cluster: Cluster) -> Policy:
+        assert self.session.job is not None
+        return self._policy(self.session.job, cluster)
 
 
 def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -213,6 +241,7 @@ def make_trainer(
     contender: ComputeOnly | Ddp | Fsdp | Ours, workload: Workload, link: Link, keep_iterations: int
 ) -> Trainer:
     """Build a contender; every rank must do so at the same time."""
+    cluster = Cluster(dist.get_world_size(), link)
     match contender:
         case ComputeOnly():
             return PlainTrainer(workload)
@@ -223,20 +252,23 @@ def make_trainer(
         case Ours("auto"):
             auto = AutoPlanner(say=lambda line: print(line, flush=True))
             return OurTrainer(workload, auto, keep_iterations, probe=probe, review=auto.review)
-        case Ours(policy, knobs, in_ready_order):
-            cluster = Cluster(dist.get_world_size(), link)
+        case Ours(policy, knobs, "by rank 0"):
+            chosen = knobs or best_knobs(policy, workload.job, cluster, planned=False)
+            return CoordinatedTrainer(workload, policy, chosen, keep_iterations)
+        case Ours(policy, knobs, order):
             chosen = knobs or best_knobs(policy, workload.job, cluster)
-            planner = make_planner(policy, chosen, in_ready_order=in_ready_order)
+            planner = make_planner(policy, chosen, in_ready_order=order == "as ready")
             return OurTrainer(workload, planner, keep_iterations)
 
 
 @cache
-def best_knobs(policy: str, job: Job, cluster: Cluster) -> Knobs:
-    """Ask the simulator for the part and the window whose plan is the best on this link."""
+def best_knobs(policy: str, job: Job, cluster: Cluster, *, planned: bool = True) -> Knobs:
+    """Ask the simulator for the part and the window that are best on this link."""
 
     def iteration_s(knobs: Knobs) -> float:
-        plan = make_planner(policy, knobs)(job, 1)
-        return simulate(job, cluster, plan, "interpreted").iteration_s
+        decided = make_policy(policy, job, cluster, knobs)
+        schedule = make_planner(policy, knobs)(job, 1) if planned else decided
+        return simulate(job, cluster, schedule, "interpreted").iteration_s
 
     return min(
         (Knobs(unit, unit * count, unit) for unit in UNITS for count in IN_FLIGHT), key=iteration_s

@@ -15,7 +15,8 @@ together. In every iteration it passes through four stages, and only forward::
   leave in the order in which they came: first in, first out needs no rule of its own. A heap holds
   the urgencies whose line is not empty, so the parts of a tensor cost one place in it, not many.
 * The window is open while the bytes in flight are *below* the credit. It may overshoot by less
-  than one operation, and one operation may always start.
+  than one operation, and one operation may always start. One that is to be *alone* claims all of
+  the window, whatever its size: nothing starts beside it, though something may still be under way.
 * A *gate* opens when all operations that lead to it have finished, and then releases those behind
   it: a pull follows its push, an all-gather follows all reduce-scatters.
 * ``IN_ORDER`` serves the runtime: operations of a lane, each of which has an urgency of its own,
@@ -44,6 +45,8 @@ WAITING, QUEUED, STARTED, FINISHED = range(4)
 HEAP_LENGTH, IN_FLIGHT, STARTS, CREDIT, IN_ORDER, FUSION = range(6)
 
 NO_LIMIT = np.iinfo(np.int64).max
+# More than any credit, and no sum of bytes with it overflows.
+ALL_OF_IT = 2**62
 NOTHING = -1
 
 
@@ -51,6 +54,8 @@ class State(NamedTuple):
     """Everything the decisions depend on. The table above never changes; what is below does."""
 
     size: Ints
+    claim: Ints
+    """Operation -> how much of its lane's window it takes: its size, or all of it."""
     lane: Ints
     lane_from: Ints
     """Operations are numbered lane by lane; this is where each lane begins."""
@@ -133,7 +138,7 @@ def join(state: State, lane: int, room: int) -> int:
 def notify_finish(state: State, operation: int) -> None:
     """Return the credit, bring tensors home, and open the gate if this was the last to it."""
     state.stage[operation] = FINISHED
-    state.counters[state.lane[operation], IN_FLIGHT] -= state.size[operation]
+    state.counters[state.lane[operation], IN_FLIGHT] -= state.claim[operation]
     for i in range(state.served_from[operation], state.served_from[operation + 1]):
         state.operations_missing[state.served[i]] -= 1
     gate = state.gate[operation]
@@ -179,7 +184,7 @@ def _take(state: State, lane: int) -> int:
     if state.line_length[urgency] == 0:
         _pop(state, lane)
     state.stage[operation] = STARTED
-    state.counters[lane, IN_FLIGHT] += state.size[operation]
+    state.counters[lane, IN_FLIGHT] += state.claim[operation]
     state.counters[lane, STARTS] += 1
     return operation
 

@@ -15,6 +15,9 @@ class Knobs(msgspec.Struct, frozen=True):
     """A piece may start while fewer bytes than this are in flight."""
     fusion_bytes: int | None = None
     """Small tensors travel together up to this."""
+    first_bytes: int | None = None
+    """What is needed first travels alone, in a piece of this size; the next are each twice as
+    large, up to the partition. None: all are equal, and none is alone."""
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from bytelane.core.knobs import CreditWindow
 from bytelane.core.policy import Policy, Stage
@@ -13,7 +14,7 @@ from bytelane.core.task import Pieces, SubTask, label
 from bytelane.errors import InputError
 from bytelane.job import Job
 
-FORMAT = 2
+FORMAT = 3
 # A lane costs every host a connection to every other, and threads.
 MOST_LANES = 16
 
@@ -23,6 +24,8 @@ class Operation(msgspec.Struct, frozen=True):
 
     parts: tuple[SubTask, ...]
     lane: int = 0
+    alone: bool = False
+    """Nothing is started beside it: it is urgent, and would have to share the link."""
 
     @property
     def bytes(self) -> int:
@@ -76,11 +79,16 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """
         require_plannable(policy)
         parts = pieces.sub_tasks()
+
+        def operation(joined: Sequence[int]) -> Operation:
+            alone = policy.first_unit_alone and 0 in joined
+            return Operation(tuple(p for piece in joined for p in parts[piece]), alone=alone)
+
         place = {piece: number for number, joined in enumerate(messages) for piece in joined}
         return cls(
             policy.name,
             tuple(tensor.bytes for tensor in job.tensors),
-            tuple(Operation(tuple(p for k in joined for p in parts[k])) for joined in messages),
+            tuple(map(operation, messages)),
             policy.window,
             policy.barrier,
             version,
@@ -99,9 +107,9 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
                 if start < stop:
                     by_kind.setdefault(kind, []).append(SubTask(part.tensor, start, stop))
             became.append(range(len(operations), len(operations) + len(by_kind)))
-            operations += [Operation(tuple(ps), operation.lane) for ps in by_kind.values()]
+            operations += [replace(operation, parts=tuple(own)) for own in by_kind.values()]
         gathered = tuple(number for old in self.gather_order for number in became[old])
-        return msgspec.structs.replace(self, operations=tuple(operations), gather_order=gathered)
+        return replace(self, operations=tuple(operations), gather_order=gathered)
 
     def cut(self, most_bytes: int) -> "Plan":
         """Cut what is larger than this into several operations, one after the other."""
@@ -113,14 +121,14 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             for part in operation.parts:
                 for start in range(part.start, part.stop, most_bytes):
                     piece = SubTask(part.tensor, start, min(start + most_bytes, part.stop))
-                    operations.append(Operation((piece,), operation.lane))
-        return msgspec.structs.replace(self, operations=tuple(operations))
+                    operations.append(replace(operation, parts=(piece,)))
+        return replace(self, operations=tuple(operations))
 
     def on_lanes(self, count: int) -> "Plan":
         """Send the operations by turns on so many lanes, each of which has connections its own."""
         require_lanes(count)
-        operations = (Operation(o.parts, k % count) for k, o in enumerate(self.operations))
-        return msgspec.structs.replace(self, operations=tuple(operations))
+        operations = (replace(o, lane=k % count) for k, o in enumerate(self.operations))
+        return replace(self, operations=tuple(operations))
 
     @property
     def lanes(self) -> int:

@@ -58,8 +58,14 @@ def bytescheduler(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
 @register("units", partition_bytes=MEBIBYTE // 2, parts_in_flight=2)
 def units(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
     """Send equal units in the order of need: bytescheduler, with small tensors joined."""
-    stages = _stages(cluster, _need(job), CreditWindow(knobs.credit_bytes))
-    return Policy("units", stages, barrier=False, unit_bytes=knobs.partition_bytes)
+    return Policy(
+        "units",
+        _stages(cluster, _need(job), CreditWindow(knobs.credit_bytes)),
+        barrier=False,
+        unit_bytes=knobs.partition_bytes,
+        first_unit_bytes=knobs.first_bytes,
+        first_unit_alone=knobs.first_bytes is not None,
+    )
 
 
 @register("tic", sync=("ps",))

@@ -43,6 +43,10 @@ class Policy(msgspec.Struct, frozen=True):
     """Tensors are cut into parts of this size; None keeps them whole."""
     unit_bytes: int | None = None
     """All tensors, end to end in the first stage's order, are cut every so many bytes. No parts."""
+    first_unit_bytes: int | None = None
+    """The first unit is of this size, and the next are each twice as large until they are full."""
+    first_unit_alone: bool = False
+    """Nothing is started beside the first unit, with which it would have to share the link."""
     groups: tuple[int, ...] | None = None
     """Per tensor: tensors with the same number travel together. Neither parts nor units."""
     fusion_bytes: int | None = None
@@ -58,14 +62,14 @@ class Policy(msgspec.Struct, frozen=True):
             return group_pieces(job.columns.bytes, self.groups)
         if self.unit_bytes is not None:
             order = np.argsort(self.stages[0].priority, kind="stable")
-            return unit_pieces(job.columns.bytes, order, self.unit_bytes)
+            return unit_pieces(job.columns.bytes, order, self.unit_bytes, self.first_unit_bytes)
         return partition(job.columns.bytes, self.part_bytes)
 
     def in_ready_order(self, job: Job) -> "Policy":
         """Return the same pieces and windows without overtaking: what its order is worth."""
         ready = (len(job.layers) - 1 - job.columns.complete_after).tolist()
         stages = tuple(msgspec.structs.replace(s, priority=tuple(ready)) for s in self.stages)
-        return msgspec.structs.replace(self, stages=stages)
+        return msgspec.structs.replace(self, stages=stages, first_unit_alone=False)
 
     @property
     def window(self) -> CreditWindow:

@@ -51,9 +51,12 @@ class Scheduler:
         return cls(policy_state(policy, job))
 
     @classmethod
-    def of_plan(cls, plan: Plan) -> "Scheduler":
-        """Follow a plan: the same operations in the same order, when they are ready."""
-        return cls(plan_state(plan))
+    def of_plan(cls, plan: Plan, *, in_order: bool = True) -> "Scheduler":
+        """Follow a plan: the same operations in the same order, when they are ready.
+
+        Not ``in_order``, the first of those that are ready goes, whatever is missing before it.
+        """
+        return cls(plan_state(plan, in_order=in_order))
 
     def reset(self) -> None:
         """Begin an iteration: nothing is ready, queued or in flight."""
@@ -98,7 +101,7 @@ class Scheduler:
 
     @property
     def in_flight_bytes(self) -> int:
-        return int(self._arrays.counters[:, kernel.IN_FLIGHT].sum())
+        return int(self._arrays.size[self._arrays.stage == kernel.STARTED].sum())
 
     def _starts(self, now: float) -> list[Start]:
         starts = []

@@ -10,8 +10,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from bytelane.core.kernel import CREDIT, FUSION, IN_ORDER, NOTHING, Ints, State
+from bytelane.core.kernel import ALL_OF_IT, CREDIT, FUSION, IN_ORDER, NOTHING, Ints, State
 from bytelane.core.knobs import CreditWindow
 from bytelane.core.plan import Plan
 from bytelane.core.policy import Policy
@@ -49,20 +50,25 @@ def policy_state(policy: Policy, job: Job, *, workers: int = 1, own_lanes: bool 
         tensors=len(job.tensors),
         workers=workers,
         copies=workers if own_lanes else 1,
+        alone=np.arange(pieces.operation_count) < int(policy.first_unit_alone),
     )
     state.counters[:, FUSION] = policy.fusion_bytes or 0
     set_windows(state, [stage.window for stage in policy.stages])
     return state
 
 
-def plan_state(plan: Plan, *, workers: int = 1) -> State:
-    """Lay out a plan: a lane for each of its stages, in which operations start in its order."""
+def plan_state(plan: Plan, *, workers: int = 1, in_order: bool = True) -> State:
+    """Lay out a plan: a lane for each of its stages, in which operations start in its order.
+
+    Not ``in_order``, that is only what is preferred among those that are ready.
+    """
     pieces, tensors = plan.pieces, len(plan.tensor_bytes)
     orders = range(len(plan.operations)), plan.gather_order
     places = map(np.argsort, orders)
     rules = [_Rule(p, s.after_all) for p, s in zip(places, plan.stages, strict=False)]
-    state = _lay_out(pieces, _carried(pieces), rules, tensors=tensors, workers=workers)
-    state.counters[:, IN_ORDER] = 1
+    alone = [operation.alone for operation in plan.operations]
+    state = _lay_out(pieces, _carried(pieces), rules, tensors=tensors, workers=workers, alone=alone)
+    state.counters[:, IN_ORDER] = in_order
     set_windows(state, [stage.window for stage in plan.stages])
     return state
 
@@ -81,6 +87,7 @@ def _lay_out(
     tensors: int,
     workers: int,
     copies: int = 1,
+    alone: npt.ArrayLike = False,
 ) -> State:
     count = pieces.operation_count
     lanes, behind_gates = len(rules) * copies, (len(rules) - 1) * copies * count
@@ -98,6 +105,7 @@ def _lay_out(
     line_head, line_length, heap = np.zeros((3, line_from.size), dtype=np.int64)
     return State(
         size=_in_every(lanes, pieces.operation_bytes),
+        claim=_in_every(lanes, np.where(alone, ALL_OF_IT, pieces.operation_bytes)),
         lane=np.arange(lanes).repeat(count),
         lane_from=np.array([lane * count for lane in range(lanes + 1)]),
         urgency=urgency,

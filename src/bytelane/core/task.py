@@ -83,23 +83,41 @@ def partition(tensor_bytes: Ints | Sequence[int], part_bytes: int | None) -> Pie
 
 
 def unit_pieces(
-    tensor_bytes: Ints | Sequence[int], order: Ints | Sequence[int], unit_bytes: int
+    tensor_bytes: Ints | Sequence[int],
+    order: Ints | Sequence[int],
+    unit_bytes: int,
+    first_bytes: int | None = None,
 ) -> Pieces:
     """Lay all tensors end to end in this order and cut every so many bytes: partition and fusion.
 
-    Every unit but the last is full, whatever the sizes of the tensors.
+    Every unit but the last is full, whatever the sizes of the tensors. Units may begin smaller and
+    grow: the next forward pass waits for the first of them, and hardly ever for the others.
     """
-    if unit_bytes < 1:
-        raise InputError(f"a unit of {unit_bytes} bytes cannot hold anything; use 1 or more")
+    first_bytes = unit_bytes if first_bytes is None else first_bytes
+    if unit_bytes < 1 or first_bytes < 1:
+        least = min(unit_bytes, first_bytes)
+        raise InputError(f"a unit of {least} bytes cannot hold anything; use 1 or more")
     in_order = np.asarray(order, dtype=np.int64)
     ends = np.asarray(tensor_bytes, dtype=np.int64)[in_order].cumsum()
     if not ends.size:
         return Pieces(*(np.zeros(0, dtype=np.int64) for _ in Pieces._fields))
-    cuts = np.union1d(ends, np.arange(0, ends[-1], unit_bytes))
+    units = _unit_begins(int(ends[-1]), unit_bytes, first_bytes)
+    cuts = np.union1d(ends, units)
     begin, end = cuts[:-1], cuts[1:]
     place = np.searchsorted(ends, begin, side="right")
     zero = np.concatenate([[0], ends])[place]
-    return Pieces(begin // unit_bytes, in_order[place], begin - zero, end - zero)
+    operation = np.searchsorted(units, begin, side="right") - 1
+    return Pieces(operation, in_order[place], begin - zero, end - zero)
+
+
+def _unit_begins(total: int, full: int, size: int) -> Ints:
+    """Return where units begin that double, starting with this size, until they are full."""
+    begin, growing = 0, []
+    while size < full and begin + size < total:
+        growing.append(begin)
+        begin += size
+        size *= 2
+    return np.concatenate([np.array(growing, dtype=np.int64), np.arange(begin, total, full)])
 
 
 def group_pieces(tensor_bytes: Ints | Sequence[int], groups: Sequence[int]) -> Pieces:

@@ -33,10 +33,11 @@ def make_planner(
     """
     _require_plannable(policy)
     require_lanes(lanes)
-    aligned = knobs
-    if knobs.partition_bytes is not None:
-        part = max(ALIGNMENT, knobs.partition_bytes - knobs.partition_bytes % ALIGNMENT)
-        aligned = msgspec.structs.replace(knobs, partition_bytes=part)
+    aligned = msgspec.structs.replace(
+        knobs,
+        partition_bytes=_aligned(knobs.partition_bytes),
+        first_bytes=_aligned(knobs.first_bytes),
+    )
 
     def plan(job: Job, version: int, cluster: Cluster | None = None) -> Plan:
         # Two workers put every byte on the wire once, so this rate makes the ratio.
@@ -50,6 +51,10 @@ def make_planner(
         return made if barrier is None else msgspec.structs.replace(made, barrier=barrier)
 
     return plan
+
+
+def _aligned(size: int | None) -> int | None:
+    return None if size is None else max(ALIGNMENT, size - size % ALIGNMENT)
 
 
 def _require_plannable(policy: str) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bytelane.core import Plan, Policy, Scheduler, Start
+from bytelane.core.kernel import NO_LIMIT
 from bytelane.job import Job
 
 
@@ -94,6 +95,10 @@ class Rehearsal:
                 self.complaints.append(f"{self._describe(stage, piece)} was started twice")
             if not self._is_there(stage, piece):
                 self.complaints.append(f"{self._describe(stage, piece)} was started too early")
+            if self._is_alone(stage):
+                self.complaints.append(
+                    f"{self._describe(stage, piece)} was started beside the first"
+                )
             self._started[stage, piece] = True
             size = self._bytes[piece]
             if start.joined:
@@ -113,7 +118,7 @@ class Rehearsal:
 
     def _look_for_idleness(self) -> None:
         for number, stage in enumerate(self._policy.stages):
-            if self._in_flight[number] >= stage.window.limit:
+            if self._in_flight[number] >= stage.window.limit or self._is_alone(number):
                 continue
             for piece in np.flatnonzero(~self._started[number]).tolist():
                 if self._is_there(number, piece):
@@ -121,6 +126,12 @@ class Rehearsal:
                         f"{self._describe(number, piece)} was not started, although it is there "
                         f"and only {self._in_flight[number]} bytes are in flight"
                     )
+
+    def _is_alone(self, stage: int) -> bool:
+        """Tell whether the first piece is under way, and wants nothing started beside it."""
+        has_window = self._policy.stages[stage].window.limit < NO_LIMIT
+        under_way = self._started[stage, :1] & ~self._over[stage, :1]
+        return self._policy.first_unit_alone and has_window and bool(under_way.any())
 
     def _describe(self, stage: int, piece: int) -> str:
         return f"{self._policy.stages[stage].name} of piece {piece}"

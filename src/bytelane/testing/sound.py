@@ -57,6 +57,8 @@ def _switched_off(policy: Policy) -> str | None:
     if policy.stages[0].after_all:
         return f"{policy.stages[0].name} is the first stage; there is nothing it could come after"
     cutting = {"groups": policy.groups, "units": policy.unit_bytes, "parts": policy.part_bytes}
+    if policy.unit_bytes is None and (policy.first_unit_bytes or policy.first_unit_alone):
+        return "it has a first unit, but no units"
     used = [name for name, value in cutting.items() if value is not None]
     if len(used) > 1:
         return f"it has {' and '.join(used)}, but only {used[0]} would count"

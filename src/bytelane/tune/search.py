@@ -17,13 +17,23 @@ from bytelane.sim import Simulation, make_planner, simulate
 from bytelane.units import format_bytes
 
 MEBIBYTE = 2**20
-UNITS = tuple(2**k for k in range(18, 23))
+UNITS = tuple(count * MEBIBYTE // 4 for count in (1, 2, 3, 4, 6, 8, 16))
+# The forward pass waits for the first unit, which is complete last: a part of the others' size, it
+# arrives sooner, and they may be larger. The first of these is tried with all sizes, the others
+# with the best few.
+FIRST_PARTS = (2, 1, 4, 8)
+BEST_FEW = 3
 # One at a time leaves the link idle between two operations, while their ends are told and their
-# parts copied: 2 to 9 % for real, which no simulation of a link shows.
-IN_FLIGHT = (2, 3)
-# As if communication took this much of the computing time. The order of the first is right for most
-# jobs at most rates; the others are tried with the best pieces only.
-RATIOS = (1.1, 0.6, 0.8, 1.0, 1.05, 1.15, 1.25)
+# parts copied: 2 to 9 % for real, which no simulation of a link shows. With three, what is urgent
+# waits longer for its turn.
+IN_FLIGHT = 2
+# Every operation costs all ranks work, which no simulation of a link shows either: the fewest of
+# those plans are taken that are as good as the best but for this.
+AS_GOOD = 1.005
+# As if communication took this much of the computing time. The orders of the first two are right
+# for most jobs at most rates; the others are tried with the best pieces only.
+USUAL_RATIOS = (1.1, 1.25)
+RATIOS = (*USUAL_RATIOS, 0.6, 0.8, 1.0, 1.05, 1.15)
 # How fast the link may be, beside what was measured.
 SURPRISES = (0.97, 1.03)
 BUCKETS = tuple(count * MEBIBYTE for count in (1, 2, 4, 8))
@@ -88,19 +98,29 @@ def _plain(job: Job, cluster: Cluster, version: int) -> Iterator[Candidate]:
 
 def _best_by_need(job: Job, cluster: Cluster, version: int) -> Candidate:
     def candidate(knobs: Knobs, ratio: float, surprises: Sequence[Cluster] = ()) -> Candidate:
-        assert knobs.partition_bytes is not None
-        assert knobs.credit_bytes is not None
         plan = make_planner("units", knobs, ratio=ratio)(job, version)
-        count = knobs.credit_bytes // knobs.partition_bytes
-        name = f"units of {format_bytes(knobs.partition_bytes)}, {count} in flight"
         times = [predict_s(job, one, plan) for one in (cluster, *surprises)]
-        return Candidate(plan, name, times[0], knobs, fmean(times))
+        return Candidate(plan, _name_units(knobs), times[0], knobs, fmean(times))
+
+    def in_units(unit: int, part: int) -> Candidate:
+        knobs = Knobs(unit, IN_FLIGHT * unit, first_bytes=unit // part)
+        return _best(candidate(knobs, ratio) for ratio in USUAL_RATIOS)
 
     useful = [unit for unit in UNITS if unit < job.total_bytes] or UNITS[:1]
-    pieces = (Knobs(unit, unit * count) for unit in useful for count in IN_FLIGHT)
-    best = _best(candidate(knobs, RATIOS[0]) for knobs in pieces)
+    found = {unit: in_units(unit, FIRST_PARTS[0]) for unit in useful}
+    few = sorted(useful, key=lambda unit: found[unit].iteration_s)[:BEST_FEW]
+    others = [in_units(unit, part) for unit in few for part in FIRST_PARTS[1:]]
+    best = _fewest_as_good([*found.values(), *others])
     surprises = [_at_rate(factor * cluster.link.rate, cluster) for factor in SURPRISES]
     return _best(candidate(best.knobs, ratio, surprises) for ratio in RATIOS)
+
+
+def _name_units(knobs: Knobs) -> str:
+    full, first, credit = knobs.partition_bytes, knobs.first_bytes, knobs.credit_bytes
+    assert full is not None
+    assert credit is not None
+    begin = "" if first in (None, full) else f"{format_bytes(first)} to "
+    return f"units of {begin}{format_bytes(full)}, {credit // full} in flight"
 
 
 def _at_rate(rate: float, cluster: Cluster) -> Cluster:
@@ -110,6 +130,12 @@ def _at_rate(rate: float, cluster: Cluster) -> Cluster:
 
 def _best(candidates: Iterable[Candidate]) -> Candidate:
     return min(candidates, key=lambda candidate: candidate.surprised_s or candidate.iteration_s)
+
+
+def _fewest_as_good(candidates: Sequence[Candidate]) -> Candidate:
+    limit_s = AS_GOOD * min(candidate.iteration_s for candidate in candidates)
+    good = [candidate for candidate in candidates if candidate.iteration_s <= limit_s]
+    return min(good, key=lambda c: (len(c.plan.operations), c.iteration_s))
 
 
 def _simulate(job: Job, cluster: Cluster, plan: Plan) -> Simulation:

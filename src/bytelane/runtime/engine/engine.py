@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from bytelane.core import Event, Plan, Scheduler, Start, Transport
 from bytelane.errors import (
@@ -34,6 +34,21 @@ class Transfer(NamedTuple):
     finished_at: float
 
 
+class Decider(Protocol):
+    """Says what starts when something is ready or over; usually a scheduler that has the plan."""
+
+    @property
+    def events(self) -> list[Event]: ...
+
+    def reset(self) -> None: ...
+
+    def notify_ready(self, tensor: int, now: float) -> list[Start]: ...
+
+    def notify_finish(self, operation: int, now: float) -> list[Start]: ...
+
+    def is_synchronised(self, tensor: int) -> bool: ...
+
+
 class Engine:
     """One rank's side of a plan. ``begin_iteration`` makes it ready for the next round."""
 
@@ -44,6 +59,7 @@ class Engine:
         *,
         tensor_names: tuple[str, ...],
         timeout_s: float,
+        scheduler: Decider | None = None,
         clock: Clock = time.perf_counter,
         still_waiting: Callable[[float], None] = lambda waited_s: None,
         who_is_behind: Callable[[], str] = lambda: "another rank is slow, or does something else",
@@ -57,7 +73,7 @@ class Engine:
         self._clock = clock
         self._still_waiting = still_waiting
         self._who_is_behind = who_is_behind
-        self._scheduler = Scheduler.of_plan(plan)
+        self._scheduler: Decider = scheduler or Scheduler.of_plan(plan)
         # Re-entrant: a transport that is already done may report inside the call that launches.
         self._changed = threading.Condition(threading.RLock())
         self._to_launch: deque[int] = deque()
@@ -88,6 +104,11 @@ class Engine:
             starts = [s for t in tensors for s in self._scheduler.notify_ready(t, now)]
             self._unready.difference_update(tensors)
             self._launch(starts)
+
+    def launch_what(self, decide: Callable[[float], list[Start]]) -> None:
+        """Launch what this decides now: somebody else has news. Called from any thread."""
+        with self._changed:
+            self._launch(decide(self._clock()))
 
     @property
     def failure(self) -> TrainingError | None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from bytelane import __version__
 from bytelane.core import Planner, Review
 from bytelane.errors import NotSupported, TrainingError
+from bytelane.runtime.engine import Engine
 from bytelane.runtime.torch import agreement
 from bytelane.runtime.torch.control import Control
 from bytelane.runtime.torch.gate import (
@@ -48,6 +49,7 @@ def attach(
     probe: Probe | None = None,
     review: Review | None = None,
     farewell: Callable[[Status], None] | None = None,
+    make_engine: Callable[..., Engine] = Engine,
 ) -> Session | None:
     """Prepare a model for training; None where there is nobody to synchronise with."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -74,6 +76,7 @@ def attach(
         recorder=recorder,
         probe=probe,
         review=review,
+        make_engine=make_engine,
     )
     for optimizer in optimizers:
         if not is_separable(optimizer):

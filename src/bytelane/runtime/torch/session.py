@@ -25,6 +25,7 @@ from bytelane.cluster import Link
 from bytelane.core import Plan, Planner, Review
 from bytelane.errors import NotSupported, TrainingError
 from bytelane.job import Job
+from bytelane.runtime.engine import Engine
 from bytelane.runtime.torch import agreement
 from bytelane.runtime.torch.control import Control
 from bytelane.runtime.torch.gradient_hooks import GradientHook
@@ -77,6 +78,7 @@ class Session:
         recorder: Recorder | None = None,
         probe: Probe | None = None,
         review: Review | None = None,
+        make_engine: Callable[..., Engine] = Engine,
     ) -> None:
         self.watch = Stopwatch(keep_iterations)
         self.synchronising = True
@@ -101,7 +103,9 @@ class Session:
         self._updated = 0  # tensors, since the round began
         self._gradient_hooks: list[GradientHook] = []
         self.onlooker = Onlooker(self._bring_up_to_date, self._missing_at)
-        self._sync = Synchroniser(groups, peers=peers, timeout_s=timeout_s, recorder=recorder)
+        self._sync = Synchroniser(
+            groups, peers=peers, timeout_s=timeout_s, recorder=recorder, make_engine=make_engine
+        )
         self._planning = Planning(
             type(model).__name__,
             planner,

@@ -4,7 +4,7 @@ A round sums every tensor once. Usually it is one backward pass; a second backwa
 ``step()`` is a second round.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from bytelane.core import Plan
 from bytelane.errors import TrainingError, TransferFailed
@@ -27,6 +27,7 @@ class Synchroniser:
         peers: KnowsPeers,
         timeout_s: float,
         recorder: Recorder | None = None,
+        make_engine: Callable[..., Engine] = Engine,
     ) -> None:
         self.is_open = False
         """Whether a round has begun whose tensors have not all been settled."""
@@ -34,6 +35,7 @@ class Synchroniser:
         self._timeout_s = timeout_s
         self._peers = peers
         self._recorder = recorder
+        self._make_engine = make_engine
         self._round = (0, 0)
         self._failure: TrainingError | None = None
 
@@ -47,7 +49,7 @@ class Synchroniser:
             trained.names,
             launched=self._peers.count,
         )
-        self._engine = Engine(
+        self._engine = self._make_engine(
             plan,
             self.transport,
             tensor_names=trained.names,
