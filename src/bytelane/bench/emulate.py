@@ -41,27 +41,31 @@ class Accelerator:
         self._is_in_backward = False
         self._begin()
         self._compute(seconds)
+        queued = self._worked_s() - self._worked
+        # Work that did not fit into its time is not overslept, it is late.
+        overslept = time.perf_counter() - self._busy_until - queued
+        self._overslept = min(max(overslept, 0.0), 1e-3)
 
     def backward(self, seconds: float) -> None:
         if not self._is_in_backward:
             self._is_in_backward = True
             self._begin()
+        # Asking the system how long one has worked is dear. Only what follows the last of these
+        # wants to know, and by how little that one overslept makes no difference to it.
+        self._worked, self._overslept = self._worked_s(), 0.0
         self._compute(seconds)
 
     def _begin(self) -> None:
-        worked = self._worked_s() - self._worked + self._overslept
+        worked_s = self._worked_s()
+        worked = worked_s - self._worked + self._overslept
         self._busy_until = max(self._busy_until, time.perf_counter() - worked)
+        self._worked = worked_s
 
     def _compute(self, seconds: float) -> None:
         self._busy_until += seconds
         remaining = self._busy_until - time.perf_counter()
-        self._worked = self._worked_s()
         if remaining > 0:
             time.sleep(remaining)
-        queued = self._worked_s() - self._worked
-        # Work that did not fit into its time is not overslept, it is late.
-        overslept = time.perf_counter() - self._busy_until - queued
-        self._overslept = min(max(overslept, 0.0), 1e-3)
 
     def _worked_s(self) -> float:
         return time.thread_time() + self._queue.waited_s()

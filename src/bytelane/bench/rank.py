@@ -33,6 +33,7 @@ from bytelane.bench.trainers import (
     OurTrainer,
     Trainer,
     make_trainer,
+    our_groups,
 )
 from bytelane.bench.workload import Emulated, Real, Workload, measure_job
 from bytelane.cluster import Cluster, Link
@@ -62,7 +63,9 @@ def main(folder: Path) -> None:
 
 def run(experiment: Experiment, folder: Path) -> Result:
     """Measure the network, then every contender in turn, so that a disturbance hits them all."""
-    link, _ = measure_link(_group())  # from the slowest rank's times, so the same everywhere
+    link, _ = measure_link(
+        our_groups().lanes(1)[0]
+    )  # from the slowest rank's times, so the same everywhere
     what = experiment.what
     job = what if isinstance(what, Job) else _measured(what)
     _say("communication only: warming up")
@@ -175,7 +178,9 @@ def _measured(model: str) -> Job:
     """Let rank 0 profile the model, since all ranks must plan for the same job."""
     _say("profiling the model")
     mine = msgspec.json.encode(measure_job(model))
-    return msgspec.json.decode(bytes_from(0, mine, Control(_group(), TIMEOUT_S)), type=Job)
+    return msgspec.json.decode(
+        bytes_from(0, mine, Control(our_groups().agreeing, TIMEOUT_S)), type=Job
+    )
 
 
 def _finds_a_mutation(workload: Workload) -> bool:
@@ -196,12 +201,6 @@ def _finds_a_mutation(workload: Workload) -> bool:
     transport.forget = misplace  # type: ignore[method-assign]
     trainer.repeat(MUTATED_ITERATIONS)
     return not _everywhere(trainer.is_exact())
-
-
-def _group() -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)
-    return group
 
 
 def _of_the_slowest(times_s: tuple[float, ...]) -> tuple[float, ...]:

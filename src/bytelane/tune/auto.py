@@ -14,8 +14,10 @@ from bytelane.units import format_seconds
 # Iterations that take longer or shorter by this much, twice in a row, are no noise.
 DEPARTURE = 0.10
 TIMES = 2
-# How often a prediction that was too short is corrected. The last time plain buckets are tried.
-MOST_CORRECTIONS = 2
+# How often a prediction is corrected that was too short by this much. First the plan is made again,
+# which costs little; then plain buckets are tried, which costs as much as they are slower.
+TOO_SHORT = (0.05, 0.10)
+MOST_CORRECTIONS = len(TOO_SHORT)
 
 
 class AutoPlanner:
@@ -76,9 +78,9 @@ class AutoPlanner:
         taken = self.choice.taken
         if self._rival_s is not None:
             return self._has_lost(iteration_s)
-        if iteration_s <= (1 + DEPARTURE) * taken.iteration_s:
-            return False
         if self._corrections == MOST_CORRECTIONS:
+            return False
+        if iteration_s <= (1 + TOO_SHORT[self._corrections]) * taken.iteration_s:
             return False
         self._corrections += 1
         if self._corrections < MOST_CORRECTIONS:

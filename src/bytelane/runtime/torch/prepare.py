@@ -50,14 +50,18 @@ def attach(
     review: Review | None = None,
     farewell: Callable[[Status], None] | None = None,
     make_engine: Callable[..., Engine] = Engine,
+    shared: Groups | None = None,
 ) -> Session | None:
-    """Prepare a model for training; None where there is nobody to synchronise with."""
+    """Prepare a model for training; None where there is nobody to synchronise with.
+
+    Models that are trained by turns may share their groups; otherwise each has some of its own.
+    """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         print("bytelane: one worker, nothing to synchronise", flush=True)
         return None
     if id(model) in _sessions:
         raise NotSupported("this model is prepared already; call prepare() once")
-    groups = Groups()
+    groups = shared or Groups()
     control = Control(groups.agreeing, timeout_s)
     control.peers = peers = meet(control)
     agreement.refuse_together(first_problem(model, optimizers), control)
@@ -91,7 +95,8 @@ def attach(
     Onlooker.start_watching()
     session.farewell = farewell
     _sessions[id(model)] = session
-    weakref.finalize(session, groups.drop).atexit = False
+    if shared is None:
+        weakref.finalize(session, groups.drop).atexit = False
     _flush_all_at_exit()
     return session
 
