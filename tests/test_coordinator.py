@@ -1,0 +1,116 @@
+"""The ablation in which rank 0 decides: nothing early, the most urgent first, all alike."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bytelane.bench.coordinator import _Follower, _Leader, preferring_what_is_needed_first
+from bytelane.core import Knobs, Plan
+from bytelane.errors import PlanMismatch
+from bytelane.job import Job
+from bytelane.sim import make_planner
+from strategies import jobs
+
+KNOBS = Knobs(partition_bytes=8, credit_bytes=16)
+JOBS = jobs().filter(lambda job: bool(job.tensors))
+
+
+class Talk:
+    """One rank's side of it, without sockets."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.round = -1
+        self.ready: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        self.said: list[int] = []
+
+    def tell(self, numbers: Iterable[int]) -> None:
+        self.said += numbers
+
+
+def by_need(job: Job) -> Plan:
+    return preferring_what_is_needed_first(make_planner("units", KNOBS))(job, 1)
+
+
+@given(JOBS)
+def test_operations_are_numbered_by_who_is_needed_first(job: Job) -> None:
+    planned, preferred = make_planner("units", KNOBS)(job, 1), by_need(job)
+    assert sorted(preferred.operations, key=repr) == sorted(planned.operations, key=repr)
+    needed = [
+        min(job.tensors[part.tensor].layers[0] for part in operation.parts)
+        for operation in preferred.operations
+    ]
+    assert needed == sorted(needed)
+
+
+@given(JOBS, st.integers(2, 4), st.randoms(use_true_random=False))
+def test_the_most_urgent_of_what_is_ready_everywhere_starts(
+    job: Job, world: int, random: Random
+) -> None:
+    plan, talk = by_need(job), Talk(world)
+    leader = _Leader(talk, plan)  # type: ignore[arg-type]
+    for round_number in range(2):
+        leader.reset()
+        talk.said.clear()
+        ready = Counter[int]()
+        waiting = [tensor for tensor in range(len(job.tensors)) for _ in range(world)]
+        flying, started = list[int](), list[int]()
+        while waiting or flying:
+            if waiting and (not flying or random.random() < 0.5):
+                tensor = waiting.pop(random.randrange(len(waiting)))
+                ready[tensor] += 1
+                # The last to be ready may be any rank, this one or another.
+                hear = random.choice([lambda t: leader.notify_ready(t, 0.0), _hear(leader, talk)])
+                starts = hear(tensor)
+            else:
+                starts = leader.notify_finish(flying.pop(random.randrange(len(flying))), 0.0)
+            for start in starts:
+                there = [
+                    number
+                    for number, operation in enumerate(plan.operations)
+                    if all(ready[part.tensor] == world for part in operation.parts)
+                ]
+                assert start.operation == min(set(there) - set(started))
+                started.append(start.operation)
+                flying.append(start.operation)
+        assert sorted(started) == list(range(len(plan.operations)))
+        assert talk.said == started
+        assert talk.round == round_number
+        assert all(leader.is_synchronised(tensor) for tensor in range(len(job.tensors)))
+
+
+def _hear(leader: _Leader, talk: Talk):  # type: ignore[no-untyped-def]
+    return lambda tensor: leader.hear(talk.round, tensor, 0.0)
+
+
+@given(JOBS)
+def test_a_rank_may_be_a_round_ahead(job: Job) -> None:
+    plan, talk = by_need(job), Talk(2)
+    leader = _Leader(talk, plan)  # type: ignore[arg-type]
+    leader.reset()
+    for tensor in range(len(job.tensors)):
+        assert leader.hear(1, tensor, 0.0) == []
+    leader.reset()
+    starts = [s for t in range(len(job.tensors)) for s in leader.notify_ready(t, 0.0)]
+    assert starts
+
+
+@given(JOBS)
+def test_who_follows_says_what_is_ready_and_does_what_it_is_told(job: Job) -> None:
+    plan, talk = by_need(job), Talk(2)
+    follower = _Follower(talk, plan)  # type: ignore[arg-type]
+    follower.reset()
+    for tensor in range(len(job.tensors)):
+        assert follower.notify_ready(tensor, 0.0) == []
+    assert talk.said == list(range(len(job.tensors)))
+    for operation in range(len(plan.operations)):
+        assert not all(map(follower.is_synchronised, range(len(job.tensors))))
+        assert [start.operation for start in follower.hear(0, operation, 0.0)] == [operation]
+        assert follower.notify_finish(operation, 0.0) == []
+    assert all(map(follower.is_synchronised, range(len(job.tensors))))
+    with pytest.raises(PlanMismatch, match="told of round 1 in round 0"):
+        follower.hear(1, 0, 0.0)
