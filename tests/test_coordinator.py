@@ -1,18 +1,30 @@
 """The ablation in which rank 0 decides: nothing early, the most urgent first, all alike."""
 
+import os
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bytelane.bench.coordinator import _Follower, _Leader, preferring_what_is_needed_first
+from bytelane.bench import Conditions
+from bytelane.bench.coordinator import (
+    Coordinator,
+    _Follower,
+    _Leader,
+    preferring_what_is_needed_first,
+)
+from bytelane.bench.trainers import CoordinatedTrainer, our_groups
+from bytelane.bench.workload import Emulated
 from bytelane.core import Knobs, Plan
 from bytelane.errors import PlanMismatch
-from bytelane.job import Job
+from bytelane.job import Job, Layer, Tensor
 from bytelane.sim import make_planner
+from ranks import Pool
 from strategies import jobs
 
 KNOBS = Knobs(partition_bytes=8, credit_bytes=16)
@@ -114,3 +126,30 @@ def test_who_follows_says_what_is_ready_and_does_what_it_is_told(job: Job) -> No
     assert all(map(follower.is_synchronised, range(len(job.tensors))))
     with pytest.raises(PlanMismatch, match="told of round 1 in round 0"):
         follower.hear(1, 0, 0.0)
+
+
+def late_to_begin(rank: int, who: int) -> bool:
+    """Train for real, while one rank has met the others long before it has an engine."""
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    layers = tuple(Layer(f"l{i}", 1e-3, 1e-3) for i in range(3))
+    job = Job("three", layers, tuple(Tensor(f"t{i}", 4000, (i,)) for i in range(3)))
+    make_engine = Coordinator.make_engine
+
+    def make_late(self: Coordinator, *plan: Any, **settings: Any) -> Any:
+        time.sleep(0.3 if rank == who else 0.0)
+        return make_engine(self, *plan, **settings)
+
+    Coordinator.make_engine = make_late  # type: ignore[method-assign]
+    try:
+        trainer = CoordinatedTrainer(Emulated(job, Conditions()), "units", Knobs(4000, 8000), 8)
+        trainer.warm_up()
+        trainer.repeat(3)
+        return trainer.is_exact()
+    finally:
+        Coordinator.make_engine = make_engine  # type: ignore[method-assign]
+        our_groups.cache_clear()
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_another_rank_may_be_quicker_to_begin(two_ranks: Pool, who: int) -> None:
+    assert two_ranks.run(late_to_begin, who=who) == [True, True]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from bytelane.cluster import Cluster
 from bytelane.core import Event, Plan, Planner, Scheduler, Start, Transport
-from bytelane.errors import PlanMismatch, TrainingError, TransferFailed
+from bytelane.errors import PlanMismatch, TransferFailed
 from bytelane.job import Job
 from bytelane.runtime.engine import Engine
 
@@ -57,17 +57,17 @@ class Coordinator:
         self._streams = _meet(self.rank, self.world)
         self._installing = threading.Lock()
         self._decider: _Leader | _Follower
-        self._engine: Engine
-        for number, (_, incoming) in enumerate(self._streams):
-            name = f"coordinator-{number}"
-            threading.Thread(target=self._listen, args=(incoming,), name=name, daemon=True).start()
+        self._engine: Engine | None = None
 
     def make_engine(self, plan: Plan, transport: Transport, **settings: Any) -> Engine:
         """Carry out a plan's operations, in the order that the first rank decides."""
         with self._installing:
             self._decider = _Leader(self, plan) if self.rank == 0 else _Follower(self, plan)
-            self._engine = Engine(plan, transport, scheduler=self._decider, **settings)
-        return self._engine
+            engine = Engine(plan, transport, scheduler=self._decider, **settings)
+            if self._engine is None:  # not any earlier: another rank may be quicker to begin
+                self._start_listening()
+            self._engine = engine
+        return engine
 
     def tell(self, numbers: Iterable[int]) -> None:
         """Send these numbers to the first rank, or from it to all others."""
@@ -75,13 +75,20 @@ class Coordinator:
         for outgoing, _ in self._streams:
             outgoing.sendall(frames)
 
+    def _start_listening(self) -> None:
+        for number, (_, incoming) in enumerate(self._streams):
+            name = f"coordinator-{number}"
+            threading.Thread(target=self._listen, args=(incoming,), name=name, daemon=True).start()
+
     def _listen(self, incoming: BinaryIO) -> None:
         try:
             while frame := incoming.read(FRAME.size):
                 hear = partial(self._hear, *FRAME.unpack(frame))
                 with self._installing:
+                    assert self._engine is not None
                     self._engine.launch_what(hear)
-        except (OSError, TrainingError) as error:
+        except Exception as error:  # whatever it is: nobody else would hear of it
+            assert self._engine is not None
             self._engine.fail(TransferFailed(f"the talk about the order broke off: {error}"))
 
     def _hear(self, of_round: int, number: int, now: float) -> list[Start]:

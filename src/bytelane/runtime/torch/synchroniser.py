@@ -4,7 +4,8 @@ A round sums every tensor once. Usually it is one backward pass; a second backwa
 ``step()`` is a second round.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from bytelane.core import Plan
 from bytelane.errors import TrainingError, TransferFailed
@@ -83,7 +84,8 @@ class Synchroniser:
     def open(self, step: int, number: int, *, signal: int) -> None:
         """Begin a round, all ranks the same one."""
         self._round = step, number
-        self._engine.begin_iteration()
+        with self._naming_who_is_lost():
+            self._engine.begin_iteration()
         self.transport.begin_round(step, number, signal=signal)
         self.is_open = True
 
@@ -96,8 +98,9 @@ class Synchroniser:
 
     def take(self, gradients: Sequence[Gradient]) -> None:
         """Let gradients take part in the round; not to be touched until they have arrived."""
-        self.transport.take(gradients)
-        self._engine.notify_ready(*(gradient.tensor for gradient in gradients))
+        with self._naming_who_is_lost():
+            self.transport.take(gradients)
+            self._engine.notify_ready(*(gradient.tensor for gradient in gradients))
 
     def forget(self, tensor: int) -> None:
         """Let go of a gradient that has arrived."""
@@ -113,7 +116,8 @@ class Synchroniser:
 
     def arrived(self, tensors: Iterable[int]) -> list[int]:
         """Return those among these tensors that have arrived, without waiting."""
-        return self._engine.arrived(tensors)
+        with self._naming_who_is_lost():
+            return self._engine.arrived(tensors)
 
     def was_used(self, tensor: int) -> bool:
         """Tell, of a tensor that has arrived, whether any rank's backward pass has reached it."""
@@ -121,8 +125,14 @@ class Synchroniser:
 
     def wait(self, tensors: Iterable[int]) -> None:
         """Return when these have arrived; raise what went wrong instead, and who is the reason."""
-        try:
+        with self._naming_who_is_lost():
             self._engine.wait(tensors)
+
+    @contextmanager
+    def _naming_who_is_lost(self) -> Iterator[None]:
+        """Whoever meets a failure first says why: a transfer fails before it is known who died."""
+        try:
+            yield
         except TransferFailed as error:
             raise name_failure(error, self._peers) from error
 
