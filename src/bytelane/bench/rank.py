@@ -63,9 +63,8 @@ def main(folder: Path) -> None:
 
 def run(experiment: Experiment, folder: Path) -> Result:
     """Measure the network, then every contender in turn, so that a disturbance hits them all."""
-    link, _ = measure_link(
-        our_groups().lanes(1)[0]
-    )  # from the slowest rank's times, so the same everywhere
+    (lane,) = our_groups().lanes(1)
+    link, _ = measure_link(lane)  # from the slowest rank's times, so the same everywhere
     what = experiment.what
     job = what if isinstance(what, Job) else _measured(what)
     _say("communication only: warming up")

@@ -45,7 +45,7 @@ WAITING, QUEUED, STARTED, FINISHED = range(4)
 HEAP_LENGTH, IN_FLIGHT, STARTS, CREDIT, IN_ORDER, FUSION = range(6)
 
 NO_LIMIT = np.iinfo(np.int64).max
-# More than any credit, and no sum of bytes with it overflows.
+# More than any credit that sets a limit, and no sum of bytes with it overflows.
 ALL_OF_IT = 2**62
 NOTHING = -1
 
