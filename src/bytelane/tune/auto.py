@@ -1,6 +1,7 @@
 """``policy="auto"``: plan by searching, say so in a line, and notice when it has become wrong."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -8,16 +9,27 @@ from bytelane.cluster import Cluster
 from bytelane.core import Plan, Wish
 from bytelane.errors import InputError
 from bytelane.job import Job
-from bytelane.tune.search import Candidate, Choice, choose, predict_s
+from bytelane.tune.search import MOST_RIVALS, Candidate, Choice, choose, rivals
 from bytelane.units import format_seconds
 
 # Iterations that take longer or shorter by this much, twice in a row, are no noise.
 DEPARTURE = 0.10
 TIMES = 2
-# How often a prediction is corrected that was too short by this much. First the plan is made again,
-# which costs little; then plain buckets are tried, which costs as much as they are slower.
-TOO_SHORT = (0.05, 0.10)
-MOST_CORRECTIONS = len(TOO_SHORT)
+# Iterations that take longer than predicted by this much have a reason that no simulation knows:
+# computing is slower beside so much communication (cores are shared, too), or an operation costs
+# more than it did alone. Then only trying can tell what is best.
+TOO_SHORT = 0.05
+MOST_TRIALS = 1 + MOST_RIVALS
+
+
+class _Trial(NamedTuple):
+    """How long iterations take for real under a plan."""
+
+    iteration_s: float
+    candidate: Candidate
+
+    def __str__(self) -> str:
+        return f"{format_seconds(self.iteration_s)} with {self.candidate.name}"
 
 
 class AutoPlanner:
@@ -28,25 +40,22 @@ class AutoPlanner:
         self._say = say
         self._expected_s: float | None = None
         self._departures = 0
-        self._surcharge_s = 0.0
-        self._corrections = 0
-        self._unexplained_s: float | None = None
-        """How long iterations took that were predicted to be much shorter."""
-        self._rival_s: float | None = None
-        """How long iterations took under the plan that plain buckets are tried against."""
-        self._next: Candidate | None = None
-        """What is taken next, because of how it was or may be for real."""
+        self._may_try = True
+        self._trials: list[_Trial] = []
+        """Of plans that are being compared: how they were."""
+        self._next: list[Candidate] = []
+        """What is taken next, without searching."""
 
     def __call__(self, job: Job, version: int, cluster: Cluster | None = None) -> Plan:
         """Search; the cluster must have been measured."""
         if cluster is None:
             raise InputError("policy auto needs a measured network to plan for")
-        if self.choice is not None and self._next is not None:
-            self.choice = msgspec.structs.replace(self.choice, taken=self._next)
-            self._next = None
+        if self._trials and not self._next:
+            self._find_rivals(job, version, cluster)
+        if self.choice is not None and self._next:
+            self.choice = msgspec.structs.replace(self.choice, taken=self._next.pop(0))
         else:
-            self._explain(job, cluster)
-            self.choice = choose(job, self._surcharged(cluster), version)
+            self.choice = choose(job, cluster, version)
             self._say(describe(self.choice))
         self._expected_s = None
         self._departures = 0
@@ -56,74 +65,54 @@ class AutoPlanner:
         """Tell whether iterations have become so different that planning again is worth it.
 
         What counts is how iterations are compared with the first ones under the plan. Those are
-        compared with the prediction: if they take much longer, either computing is slower beside
-        so much communication (cores are shared, too), or an operation costs more than it did alone.
-        If a prediction that knows this is no better, only trying can tell.
+        compared with the prediction, and if it was too short with how other plans are for real.
         """
         if self._expected_s is None:
             self._expected_s = iteration_s
-            return Wish.CORRECT if self._must_correct(iteration_s) else Wish.NOTHING
+            return self._judge(iteration_s)
         if abs(iteration_s / self._expected_s - 1) <= DEPARTURE:
             self._departures = 0
             return Wish.NOTHING
         self._departures += 1
         if self._departures < TIMES:
             return Wish.NOTHING
-        self._corrections = 0
+        self._may_try = True
         return Wish.MEASURE_AND_PLAN
 
-    def _must_correct(self, iteration_s: float) -> bool:
+    def _judge(self, iteration_s: float) -> Wish:
         """Judge the first iterations under a plan."""
         assert self.choice is not None
         taken = self.choice.taken
-        if self._rival_s is not None:
-            return self._has_lost(iteration_s)
-        if self._corrections == MOST_CORRECTIONS:
-            return False
-        if iteration_s <= (1 + TOO_SHORT[self._corrections]) * taken.iteration_s:
-            return False
-        self._corrections += 1
-        if self._corrections < MOST_CORRECTIONS:
-            self._unexplained_s = iteration_s
-            return True
-        if self.choice.is_plain:
-            return False
-        self._rival_s, self._next = iteration_s, self.choice.plain
+        if not self._trials:
+            if not self._may_try or iteration_s <= (1 + TOO_SHORT) * taken.iteration_s:
+                return Wish.NOTHING
+            self._may_try = False
+        self._trials.append(_Trial(iteration_s, taken))
+        if len(self._trials) == 1 or self._next:
+            return Wish.CORRECT
+        best = min(self._trials, key=lambda trial: trial.iteration_s)
+        self._say(f"{', '.join(map(str, self._trials))}: {best.candidate.name} it is")
+        self._trials = []
+        if best.candidate is taken:
+            return Wish.NOTHING
+        self._next = [best.candidate]
+        return Wish.CORRECT
+
+    def _find_rivals(self, job: Job, version: int, cluster: Cluster) -> None:
+        """Line up what a prediction that knows how slow computing is has to offer."""
+        (running,) = self._trials
+        self.choice = choose(job, cluster, version)
+        found = rivals(job, cluster, self.choice, running.candidate)
+        self._next = [rival for rival in found if rival.iteration_s < running.iteration_s]
+        if not self._next:
+            self._trials, self._next = [], [running.candidate]
+            return
+        names = ", ".join(rival.name for rival in self._next)
+        took, predicted = running.iteration_s, running.candidate.iteration_s
         self._say(
-            f"an iteration takes {format_seconds(iteration_s)} instead of "
-            f"{format_seconds(taken.iteration_s)}: {self.choice.plain.name} are tried"
+            f"an iteration takes {format_seconds(took)} instead of {format_seconds(predicted)}, "
+            f"so for a few iterations each are tried: {names}"
         )
-        return True
-
-    def _has_lost(self, iteration_s: float) -> bool:
-        """Tell whether plain buckets, which were tried, are slower than what was there before."""
-        assert self.choice is not None
-        assert self._rival_s is not None
-        rival_s, self._rival_s = self._rival_s, None
-        has_lost = iteration_s > rival_s
-        winner = self.choice.scheduled if has_lost else self.choice.plain
-        self._say(
-            f"{format_seconds(iteration_s)} an iteration with {self.choice.plain.name}, "
-            f"{format_seconds(rival_s)} with {self.choice.scheduled.name}: {winner.name} it is"
-        )
-        if has_lost:
-            self._next = winner
-        return has_lost
-
-    def _explain(self, job: Job, cluster: Cluster) -> None:
-        """Put down to the operations what the job, as measured beside them, does not explain."""
-        if self._unexplained_s is not None:
-            assert self.choice is not None
-            plan = self.choice.taken.plan
-            explained_s = predict_s(job, self._surcharged(cluster), plan)
-            missing_s = max(0.0, self._unexplained_s - explained_s)
-            self._surcharge_s += missing_s / len(plan.operations)
-            self._unexplained_s = None
-
-    def _surcharged(self, cluster: Cluster) -> Cluster:
-        overhead_s = cluster.link.overhead_s + self._surcharge_s
-        link = msgspec.structs.replace(cluster.link, overhead_s=overhead_s)
-        return msgspec.structs.replace(cluster, link=link)
 
 
 def describe(choice: Choice) -> str:

@@ -37,6 +37,9 @@ RATIOS = (*USUAL_RATIOS, 0.6, 0.8, 1.0, 1.05, 1.15)
 # How fast the link may be, beside what was measured.
 SURPRISES = (0.97, 1.03)
 BUCKETS = tuple(count * MEBIBYTE for count in (1, 2, 4, 8))
+# Beside a plan that is slower than it was predicted to be, so many with larger units are tried.
+LARGER_RIVALS = 2
+MOST_RIVALS = LARGER_RIVALS + 2
 # Scheduling must promise this much over plain buckets, or they are taken.
 WORTH = 1.02
 
@@ -82,6 +85,21 @@ def choose(job: Job, cluster: Cluster, version: int) -> Choice:
     return Choice(taken, plain, scheduled, found.compute_s, found.communication_s)
 
 
+def rivals(job: Job, cluster: Cluster, choice: Choice, running: Candidate) -> list[Candidate]:
+    """Return what may be better for real than a plan that takes longer than it was predicted to.
+
+    That is the choice as it would be now, what has fewer operations, of whose costs a simulation
+    of a link knows little, and plain buckets.
+    """
+    unit = running.knobs.partition_bytes or job.total_bytes
+    larger = [size for size in UNITS if unit < size < job.total_bytes][:LARGER_RIVALS]
+    version = choice.taken.plan.version
+    others = [_best_in_units([size], job, cluster, version) for size in larger]
+    found = {one.name: one for one in (choice.taken, *others, choice.plain)}
+    found.pop(running.name, None)
+    return list(found.values())
+
+
 def predict_s(job: Job, cluster: Cluster, plan: Plan) -> float:
     """Return how long an iteration takes under a plan."""
     return _simulate(job, cluster, plan).iteration_s
@@ -97,6 +115,11 @@ def _plain(job: Job, cluster: Cluster, version: int) -> Iterator[Candidate]:
 
 
 def _best_by_need(job: Job, cluster: Cluster, version: int) -> Candidate:
+    useful = [unit for unit in UNITS if unit < job.total_bytes] or UNITS[:1]
+    return _best_in_units(useful, job, cluster, version)
+
+
+def _best_in_units(units: Sequence[int], job: Job, cluster: Cluster, version: int) -> Candidate:
     def candidate(knobs: Knobs, ratio: float, surprises: Sequence[Cluster] = ()) -> Candidate:
         plan = make_planner("units", knobs, ratio=ratio)(job, version)
         times = [predict_s(job, one, plan) for one in (cluster, *surprises)]
@@ -106,9 +129,8 @@ def _best_by_need(job: Job, cluster: Cluster, version: int) -> Candidate:
         knobs = Knobs(unit, IN_FLIGHT * unit, first_bytes=unit // part)
         return _best(candidate(knobs, ratio) for ratio in USUAL_RATIOS)
 
-    useful = [unit for unit in UNITS if unit < job.total_bytes] or UNITS[:1]
-    found = {unit: in_units(unit, FIRST_PARTS[0]) for unit in useful}
-    few = sorted(useful, key=lambda unit: found[unit].iteration_s)[:BEST_FEW]
+    found = {unit: in_units(unit, FIRST_PARTS[0]) for unit in units}
+    few = sorted(units, key=lambda unit: found[unit].iteration_s)[:BEST_FEW]
     others = [in_units(unit, part) for unit in few for part in FIRST_PARTS[1:]]
     best = _fewest_as_good([*found.values(), *others])
     surprises = [_at_rate(factor * cluster.link.rate, cluster) for factor in SURPRISES]

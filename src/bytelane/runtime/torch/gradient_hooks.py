@@ -5,24 +5,28 @@ on the parameter, whoever came first. They run for every tensor of every backwar
 """
 
 import weakref
-from collections.abc import Callable, Set
-from typing import Any
+from collections.abc import Set
+from typing import Any, Protocol
 
 import torch
+
+
+class Taker(Protocol):
+    """Whoever wants the gradients."""
+
+    def take_gradient(self, tensor: int) -> None:
+        """Take one that is complete."""
+
+    def land(self) -> None:
+        """Bring down what is in flight, before anything is added to it."""
 
 
 class GradientHook:
     """The two hooks of one parameter."""
 
     def __init__(
-        self,
-        parameter: torch.Tensor,
-        number: int,
-        in_flight: Set[int],
-        land: Callable[[], None],
-        take: Callable[[int], None],
+        self, parameter: torch.Tensor, number: int, in_flight: Set[int], taker: Taker
     ) -> None:
-        """``land`` what is in flight before anything is added to it, ``take`` what is complete."""
         with torch.enable_grad():
             function = parameter.view_as(parameter).grad_fn
         assert function is not None
@@ -30,15 +34,15 @@ class GradientHook:
         self._node = function.next_functions[0][0]
         assert self._node is not None
         # Weak: a parameter keeps its hooks where the garbage collector does not look.
-        weak_land, weak_take = weakref.WeakMethod(land), weakref.WeakMethod(take)
+        weak_taker = weakref.ref(taker)
 
         def before(*_: Any) -> None:
-            if number in in_flight and (land := weak_land()) is not None:
-                land()
+            if number in in_flight and (taker := weak_taker()) is not None:
+                taker.land()
 
         def after(*_: Any) -> None:
-            if (take := weak_take()) is not None:
-                take(number)
+            if (taker := weak_taker()) is not None:
+                taker.take_gradient(number)
 
         self._handles = (self._node.register_prehook(before), self._node.register_hook(after))
 

@@ -166,6 +166,10 @@ class Rounds:
         self.hand_over()
         return self._sync.missing() if self._sync.is_open else []
 
+    def lacks(self, tensor: int) -> bool:
+        """Tell whether a round is under way in which a tensor has not taken part yet."""
+        return self._sync.is_open and tensor not in self._took
+
     def has_taken(self, tensor: int) -> bool:
         """Tell whether a tensor has taken part in the round that is under way."""
         return tensor in self._took

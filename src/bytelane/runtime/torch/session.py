@@ -189,8 +189,8 @@ class Session:
     def pass_gate(self, module: str) -> None:
         """A module is about to use its own parameters."""
         self.watch.stop()
-        if self._owed:
-            self.settle(self._owed.keys() & self.trained.used_by[module])
+        if needed := self._owed.keys() & self.trained.used_by[module]:
+            self.settle(needed)
         if torch.is_grad_enabled():
             self.watch.start("forward", module)
 
@@ -226,7 +226,7 @@ class Session:
         for hook in self._gradient_hooks:
             hook.remove()
         self._gradient_hooks = [
-            GradientHook(parameter, number, self._taken, self._finish_round, self.take_gradient)
+            GradientHook(parameter, number, self._taken, self)
             for number, parameter in enumerate(self.trained.parameters)
         ]
 
@@ -237,7 +237,7 @@ class Session:
         if not self.synchronising:
             self._rounds.add_here(tensor)
             return
-        if self._owed or not self._rounds.is_open or self._rounds.has_taken(tensor):
+        if self._owed or not self._rounds.lacks(tensor):
             self._make_way_for(tensor)
         self._taken.add(tensor)
         try:  # and no context manager: this is done for every gradient
@@ -254,7 +254,7 @@ class Session:
                 self._require_up_to_date(tensor)
                 self.settle_owed()  # by modules that this forward pass has left out
             if self._rounds.has_taken(tensor):
-                self._finish_round()
+                self.land()
             self._open_round()
         self.watch.start("backward", OUTSIDE)
 
@@ -281,7 +281,8 @@ class Session:
             self._open_round()  # no backward pass has reached anything, at least here
         self._taken |= self._rounds.complete()
 
-    def _finish_round(self) -> None:
+    def land(self) -> None:
+        """Finish the round that is under way."""
         self._taken |= self._rounds.complete()
         self.settle(list(self._taken))
 
@@ -294,7 +295,7 @@ class Session:
     def shadow_the_others(self) -> None:
         """Take part in the others' rounds until nobody has data; then take the last weights."""
         assert self.joining is not None
-        self._finish_round()
+        self.land()
         self.settle_owed()
         with self.onlooker.looking_away(), torch.no_grad():
             while (ahead := self.joining.hear()) is not None:

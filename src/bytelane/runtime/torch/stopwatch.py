@@ -18,6 +18,10 @@ from bytelane.trace import Kind, Span, Trace
 
 LAST_ITERATIONS = 4
 
+# What was done, by which module, from when to when: several hundred an iteration, of which hardly
+# any is ever asked for.
+_Lap = tuple[Kind, str, float, float]
+
 
 class _Sent(NamedTuple):
     """What was sent in one round."""
@@ -35,7 +39,7 @@ class Stopwatch:
     def __init__(self, keep: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._keep = keep
         self._clock = clock
-        self._spans: list[Span] = []
+        self._laps: dict[int, list[_Lap]] = {0: []}
         self._sent: list[_Sent] = []
         self._starts: dict[int, float] = {}
         self._numbers: dict[str, int] = {}
@@ -48,7 +52,8 @@ class Stopwatch:
         self.stop()
         self.iteration += 1
         oldest = self.iteration - self._keep
-        self._spans = [span for span in self._spans if span.iteration > oldest]
+        self._laps[self.iteration] = []
+        self._laps.pop(oldest, None)
         self._sent = [sent for sent in self._sent if sent.iteration > oldest]
         self._starts = {k: start for k, start in self._starts.items() if k > oldest}
 
@@ -65,8 +70,7 @@ class Stopwatch:
         if self._doing is None:
             return self.start(kind, name)
         now = self._clock()
-        layers = (self._number(name),)
-        self._spans.append(Span(kind, name, self._since, now, self.iteration, layers=layers))
+        self._laps[self.iteration].append((kind, name, self._since, now))
         self._since = now
         return None
 
@@ -75,11 +79,8 @@ class Stopwatch:
         if self._doing is not None:
             began_as, whose = self._doing
             self._doing = None
-            now, what, layer = self._clock(), kind or began_as, name or whose
-            number = self._number(layer)
-            self._spans.append(
-                Span(what, layer, self._since, now, self.iteration, layers=(number,))
-            )
+            lap = kind or began_as, name or whose, self._since, self._clock()
+            self._laps[self.iteration].append(lap)
 
     def add_transfers(
         self,
@@ -91,6 +92,12 @@ class Stopwatch:
     ) -> None:
         """Keep what was sent; what it was called is found out only if somebody asks."""
         self._sent.append(_Sent(tuple(transfers), plan, names, owners, iteration))
+
+    def _spans(self) -> Iterator[Span]:
+        for iteration, laps in self._laps.items():
+            for kind, name, start_s, end_s in laps:
+                layers = (self._number(name),)
+                yield Span(kind, name, start_s, end_s, iteration, layers=layers)
 
     def _transfer_spans(self) -> Iterator[Span]:
         for transfers, plan, names, owners, iteration in self._sent:
@@ -113,7 +120,7 @@ class Stopwatch:
         return self._numbers.setdefault(layer, len(self._numbers))
 
     def trace(self, source: str) -> Trace:
-        spans = [*self._spans, *self._transfer_spans()]
+        spans = [*self._spans(), *self._transfer_spans()]
         spans.sort(key=lambda span: span.start_s)
         return Trace(source, tuple(spans), dict(self._starts))
 
@@ -137,19 +144,16 @@ class Stopwatch:
 
     def layer_order(self, iteration: int) -> list[str]:
         """Modules in the order in which forward came to them."""
-        return list(
-            dict.fromkeys(
-                s.name for s in self._spans if s.iteration == iteration and s.kind == "forward"
-            )
-        )
+        laps = self._laps.get(iteration, [])
+        return list(dict.fromkeys(name for kind, name, _, _ in laps if kind == "forward"))
 
     def seconds(self, kind: Kind, name: str | None, iterations: Sequence[int]) -> float:
         """Median over iterations of the time spent on this (on all of this kind, for None)."""
         return median(
             sum(
-                s.seconds
-                for s in self._spans
-                if s.iteration == k and s.kind == kind and (name is None or s.name == name)
+                end_s - start_s
+                for what, whose, start_s, end_s in self._laps.get(k, [])
+                if what == kind and (name is None or whose == name)
             )
             for k in iterations
         )
