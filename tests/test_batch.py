@@ -27,9 +27,9 @@ def test_the_same_is_launched_at_the_same_gradient(plan: Plan, data: st.DataObje
         for tensor in data.draw(st.permutations(range(len(plan.tensor_bytes)))):
             starts = []
             if batch.add(tensor, used=True):
-                for waiting, _ in batch.empty():
-                    handed_over.append(waiting)
-                    starts += together.notify_ready(waiting, 0.0)
+                waiting = [tensor for tensor, _ in batch.empty()]
+                handed_over += waiting
+                starts = together.notify_all_ready(waiting, 0.0)
             assert starts == one_by_one.notify_ready(tensor, 0.0)
         assert sorted(handed_over) == [*range(len(plan.tensor_bytes))]
         assert batch.empty() == []

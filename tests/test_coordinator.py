@@ -76,7 +76,7 @@ def test_the_most_urgent_of_what_is_ready_everywhere_starts(
                 tensor = waiting.pop(random.randrange(len(waiting)))
                 ready[tensor] += 1
                 # The last to be ready may be any rank, this one or another.
-                hear = random.choice([lambda t: leader.notify_ready(t, 0.0), _hear(leader, talk)])
+                hear = random.choice([lambda t: leader.notify_all_ready([t], 0.0), _hear(leader, talk)])
                 starts = hear(tensor)
             else:
                 starts = leader.notify_finish(flying.pop(random.randrange(len(flying))), 0.0)
@@ -107,8 +107,7 @@ def test_a_rank_may_be_a_round_ahead(job: Job) -> None:
     for tensor in range(len(job.tensors)):
         assert leader.hear(1, tensor, 0.0) == []
     leader.reset()
-    starts = [s for t in range(len(job.tensors)) for s in leader.notify_ready(t, 0.0)]
-    assert starts
+    assert leader.notify_all_ready(range(len(job.tensors)), 0.0)
 
 
 @given(JOBS)
@@ -116,8 +115,7 @@ def test_who_follows_says_what_is_ready_and_does_what_it_is_told(job: Job) -> No
     plan, talk = by_need(job), Talk(2)
     follower = _Follower(talk, plan)  # type: ignore[arg-type]
     follower.reset()
-    for tensor in range(len(job.tensors)):
-        assert follower.notify_ready(tensor, 0.0) == []
+    assert follower.notify_all_ready(range(len(job.tensors)), 0.0) == []
     assert talk.said == list(range(len(job.tensors)))
     for operation in range(len(plan.operations)):
         assert not all(map(follower.is_synchronised, range(len(job.tensors))))

@@ -111,16 +111,18 @@ class _Leader:
         self._coordinator.round += 1
         self._scheduler.reset()
 
-    def notify_ready(self, tensor: int, now: float) -> list[Start]:
-        return self.hear(self._coordinator.round, tensor, now)
+    def notify_all_ready(self, tensors: Iterable[int], now: float) -> list[Start]:
+        return self._hear_all(self._coordinator.round, tensors, now)
 
     def hear(self, of_round: int, tensor: int, now: float) -> list[Start]:
+        return self._hear_all(of_round, (tensor,), now)
+
+    def _hear_all(self, of_round: int, tensors: Iterable[int], now: float) -> list[Start]:
         # Never all are ready of a round that has not begun here: this rank is one of them.
         ready = self._coordinator.ready[of_round]
-        ready[tensor] += 1
-        if ready[tensor] < self._coordinator.world:
-            return []
-        return self._decided(self._scheduler.notify_ready(tensor, now))
+        ready.update(tensors := tuple(tensors))
+        everywhere = [tensor for tensor in tensors if ready[tensor] == self._coordinator.world]
+        return self._decided(self._scheduler.notify_all_ready(everywhere, now))
 
     def notify_finish(self, operation: int, now: float) -> list[Start]:
         return self._decided(self._scheduler.notify_finish(operation, now))
@@ -148,8 +150,8 @@ class _Follower:
         self._coordinator.round += 1
         self._missing = self._pieces.copy()
 
-    def notify_ready(self, tensor: int, now: float) -> list[Start]:
-        self._coordinator.tell([tensor])
+    def notify_all_ready(self, tensors: Iterable[int], now: float) -> list[Start]:
+        self._coordinator.tell(tensors)
         return []
 
     def hear(self, of_round: int, operation: int, now: float) -> list[Start]:

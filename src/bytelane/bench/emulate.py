@@ -166,7 +166,9 @@ class _Emulated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         module: _EmulatedLayer = ctx.module
-        gradients = [gradient.make() for gradient in module.gradients]
+        # A real backward pass computes in C++, where no function of torch is seen by anybody.
+        with torch._C.DisableTorchFunction():
+            gradients = [gradient.make() for gradient in module.gradients]
         seconds = module.layer.backward_s * module.pace.backward[module.index]
         module.accelerator.backward(seconds)
         return (outputs[0], None, *gradients)

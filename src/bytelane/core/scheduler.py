@@ -5,6 +5,7 @@ can be replayed. What may start and when is decided in :mod:`bytelane.core.kerne
 guard that refuses impossible events before they reach it.
 """
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from bytelane.core import kernel
@@ -66,13 +67,18 @@ class Scheduler:
 
     def notify_ready(self, tensor: int, now: float) -> list[Start]:
         """A gradient is complete; return what has to be launched."""
-        if not 0 <= tensor < len(self._ready):
-            raise IllegalEvent(f"there is no tensor {tensor}; there are {len(self._ready)}")
-        if self._ready[tensor]:
-            raise IllegalEvent(f"tensor {tensor} was ready already in this iteration")
-        self._ready[tensor] = True
-        self.events.append(Event(now, "ready", tensor))
-        kernel.notify_ready(self._state, tensor)
+        return self.notify_all_ready((tensor,), now)
+
+    def notify_all_ready(self, tensors: Iterable[int], now: float) -> list[Start]:
+        """These gradients are complete; decide when all of them are known to be."""
+        for tensor in tensors:
+            if not 0 <= tensor < len(self._ready):
+                raise IllegalEvent(f"there is no tensor {tensor}; there are {len(self._ready)}")
+            if self._ready[tensor]:
+                raise IllegalEvent(f"tensor {tensor} was ready already in this iteration")
+            self._ready[tensor] = True
+            self.events.append(Event(now, "ready", tensor))
+            kernel.notify_ready(self._state, tensor)
         return self._starts(now)
 
     def notify_finish(self, operation: int, now: float) -> list[Start]:

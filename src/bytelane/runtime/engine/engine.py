@@ -42,7 +42,7 @@ class Decider(Protocol):
 
     def reset(self) -> None: ...
 
-    def notify_ready(self, tensor: int, now: float) -> list[Start]: ...
+    def notify_all_ready(self, tensors: Iterable[int], now: float) -> list[Start]: ...
 
     def notify_finish(self, operation: int, now: float) -> list[Start]: ...
 
@@ -100,8 +100,7 @@ class Engine:
         """These gradients are complete: launch what may go."""
         with self._changed:
             self._raise_failure()
-            now = self._clock()
-            starts = [s for t in tensors for s in self._scheduler.notify_ready(t, now)]
+            starts = self._scheduler.notify_all_ready(tensors, self._clock())
             self._unready.difference_update(tensors)
             self._launch(starts)
 

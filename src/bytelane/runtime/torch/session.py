@@ -188,11 +188,13 @@ class Session:
 
     def pass_gate(self, module: str) -> None:
         """A module is about to use its own parameters."""
-        self.watch.stop()
         if needed := self._owed.keys() & self.trained.used_by[module]:
+            self.watch.stop()
             self.settle(needed)
         if torch.is_grad_enabled():
             self.watch.start("forward", module)
+        else:
+            self.watch.stop()
 
     def leave_model(self) -> None:
         """The root module's forward is over; a module that was left out is settled now."""
@@ -280,6 +282,7 @@ class Session:
         if self._forward_ran and self.synchronising:
             self._open_round()  # no backward pass has reached anything, at least here
         self._taken |= self._rounds.complete()
+        self.onlooker.incomplete = False
 
     def land(self) -> None:
         """Finish the round that is under way."""

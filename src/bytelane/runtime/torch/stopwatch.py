@@ -59,11 +59,13 @@ class Stopwatch:
 
     def start(self, kind: Kind, name: str) -> None:
         """From now on this is what is being done."""
-        self.stop()
+        now = self._clock()
+        if self._doing is not None:
+            self._laps[self.iteration].append((*self._doing, self._since, now))
         self._doing = (kind, name)
-        self._since = self._clock()
+        self._since = now
         if kind == "forward":
-            self._starts.setdefault(self.iteration, self._since)
+            self._starts.setdefault(self.iteration, now)
 
     def lap(self, kind: Kind, name: str) -> None:
         """What was being done is over, and was this; the same begins for somebody else."""

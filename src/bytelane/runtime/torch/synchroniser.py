@@ -98,9 +98,11 @@ class Synchroniser:
 
     def take(self, gradients: Sequence[Gradient]) -> None:
         """Let gradients take part in the round; not to be touched until they have arrived."""
-        with self._naming_who_is_lost():
+        try:  # and no context manager: this is done for every operation
             self.transport.take(gradients)
-            self._engine.notify_ready(*(gradient.tensor for gradient in gradients))
+            self._engine.notify_ready(*[gradient.tensor for gradient in gradients])
+        except TransferFailed as error:
+            raise name_failure(error, self._peers) from error
 
     def forget(self, tensor: int) -> None:
         """Let go of a gradient that has arrived."""

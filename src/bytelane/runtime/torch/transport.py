@@ -76,7 +76,7 @@ class GradientTransport(ABC):
         """Sum these gradients in place."""
         rows = []
         for tensor, gradient, used in gradients:
-            row = in_memory_order(gradient)
+            row = gradient.view(-1) if gradient.is_contiguous() else in_memory_order(gradient)
             assert row is not None
             rows.append(row)
             self.memory[tensor] = row
@@ -93,8 +93,14 @@ class GradientTransport(ABC):
 
     def _row(self, operation: int) -> list[torch.Tensor]:
         """Return all that is summed in an operation: its parts, and its trailer."""
-        parts = [self._part(*place) for place in self._ranges[operation]]
-        return [*parts, self._trailers[operation].numbers]
+        row = []
+        for tensor, start, stop in self._ranges[operation]:
+            memory = self.memory[tensor]
+            assert memory is not None
+            # Whole ones are not sliced: that costs as much as all the rest.
+            row.append(memory if stop - start == memory.numel() else memory[start:stop])
+        row.append(self._trailers[operation].numbers)
+        return row
 
     def _write_trailer(self, operation: int) -> None:
         used = [self._used[tensor] for tensor, _, _ in self._ranges[operation]]
@@ -104,11 +110,6 @@ class GradientTransport(ABC):
         # The group itself, not torch.distributed: half the cost of a launch, and it still carries
         # what is in flight after the user's destroy_process_group() at the end of a script.
         return self._groups[self._plan.operations[operation].lane]
-
-    def _part(self, tensor: int, start: int, stop: int) -> torch.Tensor:
-        memory = self.memory[tensor]
-        assert memory is not None
-        return memory if stop - start == memory.numel() else memory[start:stop]
 
     def _stamp(self, operation: int) -> int:
         return self._first_stamp + self._round * len(self._ranges) + operation
@@ -158,7 +159,6 @@ class AllReduceTransport(GradientTransport):
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return all elements as one row of the same memory; None if there are gaps between them."""
-    tensor = tensor.detach()
     if tensor.is_contiguous():
         return tensor.view(-1)
     strides = tensor.stride()
