@@ -13,7 +13,7 @@ a tensor's last part. Comments that begin with CHOICE settle what the specificat
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -122,6 +122,7 @@ class MessageNetwork(Generic[T]):
     waiting_for_all: list[Message[T]] = field(default_factory=list)
     in_flight: list[tuple[T, int, Message[T]]] = field(default_factory=list)  # known at, stage
     link_free_at: dict[int, T] = field(default_factory=dict)
+    over_at: dict[int, list[T]] = field(default_factory=lambda: defaultdict(list))  # by link
     parts_left: Counter[int] = field(default_factory=Counter)  # of each layer's tensor
 
     def accept(self, gradients: Sequence[int]) -> None:
@@ -137,9 +138,13 @@ class MessageNetwork(Generic[T]):
             while self.queues[index] and self._credit_is_left(index):
                 message = self._take(index)
                 begin = max(now, self.link_free_at.get(stage.link, now))
-                last_byte = begin + max(self.floor, self.theta + message.wire) / stage.divisor
-                self.link_free_at[stage.link] = last_byte
-                self.in_flight.append((last_byte + self.lam, index, message))
+                # A link has no more than two messages under way, although only one is on it.
+                for over in self.over_at[stage.link][-2:-1]:
+                    begin = max(begin, over)
+                self.link_free_at[stage.link] = begin + (self.theta + message.wire) / stage.divisor
+                over = max(begin + self.floor, self.link_free_at[stage.link])
+                self.over_at[stage.link].append(over)
+                self.in_flight.append((over + self.lam, index, message))
 
     def next_event(self) -> T | None:
         """Give the time at which `finish` has something to do."""
@@ -161,7 +166,8 @@ class MessageNetwork(Generic[T]):
     def _enter(self, stage: int, message: Message[T]) -> None:
         self.waiting_for_all.append(message)
         if not self.stages[stage].after_all or len(self.waiting_for_all) == len(self.messages):
-            self.queues[stage] += self.waiting_for_all
+            # CHOICE: what is released together stands in line in the order of layers.
+            self.queues[stage] += sorted(self.waiting_for_all, key=lambda m: m.layers)
             self.waiting_for_all = []
 
     def _credit_is_left(self, stage: int) -> bool:
@@ -225,7 +231,7 @@ class Settings(TypedDict, Generic[T], total=False):
 
     theta: Required[T]
     lam: Required[T]
-    floor: Required[T]  # no message occupies its link for less
+    floor: Required[T]  # no message is under way for less
     part: T | None  # p3, bytescheduler; None: whole tensors
     credit: T | None  # p3, bytescheduler; None: no limit
     fusion: T | None  # fusion, None: no limit; dear, None: each tensor alone

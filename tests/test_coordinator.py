@@ -76,7 +76,9 @@ def test_the_most_urgent_of_what_is_ready_everywhere_starts(
                 tensor = waiting.pop(random.randrange(len(waiting)))
                 ready[tensor] += 1
                 # The last to be ready may be any rank, this one or another.
-                hear = random.choice([lambda t: leader.notify_all_ready([t], 0.0), _hear(leader, talk)])
+                hear = random.choice(
+                    [lambda t: leader.notify_all_ready([t], 0.0), _hear(leader, talk)]
+                )
                 starts = hear(tensor)
             else:
                 starts = leader.notify_finish(flying.pop(random.randrange(len(flying))), 0.0)
@@ -93,6 +95,10 @@ def test_the_most_urgent_of_what_is_ready_everywhere_starts(
         assert talk.said == started
         assert talk.round == round_number
         assert all(leader.is_synchronised(tensor) for tensor in range(len(job.tensors)))
+
+
+def _find_out(leader: _Leader):  # type: ignore[no-untyped-def]
+    return lambda tensor: leader.notify_all_ready([tensor], 0.0)
 
 
 def _hear(leader: _Leader, talk: Talk):  # type: ignore[no-untyped-def]

@@ -181,9 +181,9 @@ def test_what_travels_in_one_message_pays_its_overhead_once() -> None:
     assert simulate(layer, "fifo", theta=0.5).communication_s == 4.5
 
 
-def test_a_message_occupies_the_link_for_its_floor_whatever_travels_in_it() -> None:
+def test_a_message_is_under_way_for_its_floor_and_two_of_them_at_a_time() -> None:
     layer = Job("one layer", (Layer("l", 1.0, 1.0),), tuple(Tensor(t, 8, (0,)) for t in "abc"))
-    for floor, apart, together in ((1.5, 4.5, 3.5), (3.0, 9.0, 3.5), (4.0, 12.0, 4.0)):
+    for floor, apart, together in ((1.5, 4.5, 3.5), (3.0, 4.5, 3.5), (4.0, 6.0, 3.5)):
         assert simulate(layer, "fifo", theta=0.5, floor=floor).communication_s == apart
         assert simulate(layer, "fusion", theta=0.5, floor=floor).communication_s == together
 

@@ -35,6 +35,7 @@ from bytelane.sim import make_planner, simulate
 from bytelane.tune import AutoPlanner
 from bytelane.tune.auto import MOST_TRIALS
 from bytelane.tune.probe import probe
+from bytelane.tune.search import AS_GOOD
 
 TIMEOUT_S = 120.0
 CORRECTED_ITERATIONS = FIRST_ITERATIONS + MOST_TRIALS * FIRST_REVIEW + 1
@@ -277,7 +278,10 @@ def make_trainer(
 
 @cache
 def best_knobs(policy: str, job: Job, cluster: Cluster, *, planned: bool = True) -> Knobs:
-    """Ask the simulator for the part and the window that are best on this link."""
+    """Ask the simulator for the part and the window that are best on this link.
+
+    Of those that are as good the largest parts are taken, as ``auto`` does.
+    """
 
     def iteration_s(knobs: Knobs) -> float:
         decided = make_policy(policy, job, cluster, knobs)
@@ -285,6 +289,7 @@ def best_knobs(policy: str, job: Job, cluster: Cluster, *, planned: bool = True)
         return simulate(job, cluster, schedule, "interpreted").iteration_s
 
     units = UNITS if planned else COORDINATED_UNITS
-    return min(
-        (Knobs(unit, unit * count, unit) for unit in units for count in IN_FLIGHT), key=iteration_s
-    )
+    every = [Knobs(unit, unit * count, unit) for unit in reversed(units) for count in IN_FLIGHT]
+    times_s = {knobs: iteration_s(knobs) for knobs in every}
+    limit_s = AS_GOOD * min(times_s.values())
+    return next(knobs for knobs in every if times_s[knobs] <= limit_s)

@@ -48,7 +48,8 @@ Latency = Annotated[
     str, _cluster_option(help="From the last byte until the end is known (lam).", metavar="TIME")
 ]
 Floor = Annotated[
-    str, _cluster_option(help="Least link time of a message, however small.", metavar="TIME")
+    str,
+    _cluster_option(help="Least time of a message, however small; two at a time.", metavar="TIME"),
 ]
 Sync = Annotated[
     str, _cluster_option(help="allreduce, or ps for a parameter server.", metavar="WAY")

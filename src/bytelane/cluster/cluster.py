@@ -20,7 +20,8 @@ class Link(msgspec.Struct, frozen=True):
     ``overhead_s`` is the time the link is occupied per message beside its bytes (theta in the
     literature's cost models); ``latency_s`` passes between the last byte and the moment at which
     the end is known, while the link is already free (lam). ``floor_s`` is the least that a message
-    occupies the link: what a collective costs however little it carries, while its bytes travel.
+    is under way: what a collective costs however little it carries. Others use the link meanwhile,
+    but no more than two are under way at a time, as in gloo.
     """
 
     rate: float
@@ -110,7 +111,7 @@ class Cluster(msgspec.Struct, frozen=True):
         return 2 * self.wire_factor if self.shared_link else self.wire_factor
 
     def transfer_s(self, size: int) -> float:
-        """The time that one message occupies a link, in one direction."""
+        """The time that one message is under way, in one direction."""
         if self.wire_factor == 0:
             return 0.0
         link = self.link

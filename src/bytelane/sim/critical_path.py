@@ -1,7 +1,7 @@
 """Why does an iteration take that long? Walk back from its end, always to what was waited for.
 
 Moments in the log that belong together are the same float, so causes are found by equality. Each
-link of the chain is computing, sending, or the latency until the end of a transfer is known.
+link of the chain is computing, sending, or the latency until a transfer is over and its end known.
 """
 
 from collections import defaultdict
@@ -38,6 +38,7 @@ class _Transfer(NamedTuple):
     launched: float
     sending: float
     sent: float
+    over: float
     known: float
 
 
@@ -81,6 +82,7 @@ class _Walk:
     def __init__(self, found: Simulation, log: Moments) -> None:
         self._steps: dict[float, list[Cause]] = defaultdict(list)
         self._sent: dict[float, _Transfer] = {}
+        self._over: dict[float, _Transfer] = {}
         self._known: dict[float, _Transfer] = {}
         names = [(kind, name) for kind, name, _ in steps(found.job)]
         for row, worker, step in np.argwhere(log.step_end > log.step_start).tolist():
@@ -88,6 +90,7 @@ class _Walk:
             self._steps[float(end)].append(Cause(*names[step], float(start), float(end), worker))
         for transfer in _transfers(found, log):
             self._sent[transfer.sent] = transfer
+            self._over[transfer.over] = transfer
             self._known[transfer.known] = transfer
 
     def back_from(self, moment: float) -> Iterator[Cause]:
@@ -112,10 +115,13 @@ class _Walk:
         return self._known_at(moment)
 
     def _before_sending(self, transfer: _Transfer) -> "_Found":
-        """Sending begins when the link is free, the gradient is ready, or the window opens."""
+        """Sending begins when the link is free, the gradient is ready, or the window opens.
+
+        The link is free when the message before has left it, and the one before that is over.
+        """
         if transfer.launched < transfer.sending:
-            before = self._sent.get(transfer.sending)
-            return None if before is None else (before, before.sent)
+            before = self._sent.get(transfer.sending) or self._over.get(transfer.sending)
+            return None if before is None else (before, transfer.sending)
         for step in self._steps.get(transfer.launched, []):
             if step.what == "backward":
                 return step
@@ -134,5 +140,5 @@ def _transfers(found: Simulation, log: Moments) -> Iterator[_Transfer]:
     sizes = [tensor.bytes for tensor in found.job.tensors]
     labels = [label(parts, names, sizes) for parts in found.pieces.sub_tasks()]
     for row, operation in np.argwhere(~np.isnan(log.launched)).tolist():
-        times = (log.launched, log.sending, log.sent, log.known)
+        times = (log.launched, log.sending, log.sent, log.over, log.known)
         yield _Transfer(labels[operation % len(labels)], *(float(t[row, operation]) for t in times))

@@ -16,7 +16,7 @@ from bytelane.errors import InputError
 from bytelane.job import Job
 from bytelane.sim import kernel
 from bytelane.sim.fluid import optimal_iteration_s
-from bytelane.sim.kernel import Log, Now, Work
+from bytelane.sim.kernel import AT_ONCE, Log, Now, Work
 from bytelane.sim.layout import (
     ITERATIONS_WITH_JITTER,
     Jitter,
@@ -202,15 +202,23 @@ def _state(job: Job, cluster: Cluster, schedule: Policy | Plan, workers: int) ->
 
 
 def busiest_link_ticks(work: Work, state: State, log: Log) -> float:
-    """Return how long it is occupied in an iteration, by the log where messages may be fused."""
+    """Return how long its messages keep it in an iteration, whenever they are sent.
+
+    They leave it one after the other, and two are under way at a time: whatever takes longer. Where
+    messages may be fused the log tells which they were.
+    """
     links = work.link[state.lane]
-    busy = np.zeros(max(work.link.tolist()) + 1, dtype=np.int64)
+    occupied, under_way = np.zeros((2, max(work.link.tolist()) + 1), dtype=np.int64)
+    iterations = 1
     if not state.counters[:, FUSION].any():
-        np.add.at(busy, links, np.maximum(work.send_ticks, work.floor_ticks[state.lane]))
-        return int(busy.max())
-    for moments in zip(log.sending, log.sent, strict=True):
-        columns = (column.tolist() for column in (links, *moments))
-        # What travels in one message is on the link at the same time, and counts once.
-        for link, began, ended in set(zip(*columns, strict=True)):
-            busy[link] += ended - began
-    return int(busy.max()) / len(log.sent)
+        np.add.at(occupied, links, work.send_ticks)
+        np.add.at(under_way, links, np.maximum(work.send_ticks, work.floor_ticks[state.lane]))
+    else:
+        iterations = len(log.sent)
+        for moments in zip(log.sending, log.sent, log.over, strict=True):
+            columns = (column.tolist() for column in (links, *moments))
+            # What travels in one message is on the link at the same time, and counts once.
+            for link, began, sent, over in set(zip(*columns, strict=True)):
+                occupied[link] += sent - began
+                under_way[link] += over - began
+    return float(np.maximum(occupied, under_way / AT_ONCE).max()) / iterations

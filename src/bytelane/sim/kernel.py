@@ -33,6 +33,8 @@ from bytelane.core.kernel import (
     start,
 )
 
+# Messages under way on a link, of which one is leaving it: gloo has two threads.
+AT_ONCE = 2
 FIRST_FORWARD = 1
 NEVER = np.iinfo(np.int64).max
 
@@ -51,11 +53,11 @@ class Work(NamedTuple):
     needed_by: Ints
     """Tensor -> the first layer that reads it."""
     send_ticks: Ints
-    """Operation -> the time it occupies its link, if that is not below the floor."""
+    """Operation -> the time it occupies its link."""
     overhead_ticks: Ints
     """Lane -> how much of that is saved by travelling in another operation's message."""
     floor_ticks: Ints
-    """Lane -> the least that a message occupies its link."""
+    """Lane -> the least that a message is under way, of which there are two at a time at most."""
     link: Ints
     """Lane -> the link it uses."""
     latency_ticks: int
@@ -70,6 +72,8 @@ class Now(NamedTuple):
     clock: Ints
     compute_end: Ints
     link_free: Ints
+    over_at: Ints
+    """Link -> when the last but one and the last of its messages are over."""
     counters: Ints
     layer_missing: Ints
     flying: Ints
@@ -94,6 +98,7 @@ class Log(NamedTuple):
     launched: Ints
     sending: Ints
     sent: Ints
+    over: Ints
     known: Ints
     """Iteration, operation; negative for what did not happen."""
 
@@ -201,7 +206,8 @@ def _launch(state: State, work: Work, now: Now, log: Log, lane: int) -> None:
     """Put on the link what the scheduler lets go, in one message what may be fused."""
     operation = start(state, lane)
     while operation != NOTHING:
-        begin = max(now.clock[0], now.link_free[work.link[lane]])
+        link = work.link[lane]
+        begin = max(now.clock[0], now.link_free[link], now.over_at[link, 0])
         length = work.send_ticks[operation]
         first, together = now.newest[lane], 0
         room = state.counters[lane, FUSION] - state.size[operation]
@@ -213,18 +219,23 @@ def _launch(state: State, work: Work, now: Now, log: Log, lane: int) -> None:
             if operation != NOTHING:
                 room -= state.size[operation]
                 length += work.send_ticks[operation] - work.overhead_ticks[lane]
-        end = begin + max(length, work.floor_ticks[lane])
-        now.link_free[work.link[lane]] = end
+        end = begin + length
+        over = begin + max(length, work.floor_ticks[lane])
+        now.link_free[link] = end
+        now.over_at[link, 0] = now.over_at[link, 1]
+        now.over_at[link, 1] = over
         now.flights[lane] += together
         for _ in range(together):
-            now.known_at[first] = end + work.latency_ticks
+            now.known_at[first] = over + work.latency_ticks
             if log.launched.shape[0] > 0:
-                _write_down(now, log, now.flying[first], begin, end, end + work.latency_ticks)
+                _write_down(now, log, now.flying[first], begin, end, over, work.latency_ticks)
             first = _behind(state, lane, first)
         operation = start(state, lane)
 
 
-def _write_down(now: Now, log: Log, operation: int, begin: int, end: int, known: int) -> None:
+def _write_down(
+    now: Now, log: Log, operation: int, begin: int, end: int, over: int, latency: int
+) -> None:
     kept = log.launched.shape[0]
     row = now.rounds[operation] - (log.iteration_start.shape[1] - 1 - kept)
     now.rounds[operation] += 1
@@ -232,4 +243,5 @@ def _write_down(now: Now, log: Log, operation: int, begin: int, end: int, known:
         log.launched[row, operation] = now.clock[0]
         log.sending[row, operation] = begin
         log.sent[row, operation] = end
-        log.known[row, operation] = known
+        log.over[row, operation] = over
+        log.known[row, operation] = over + latency
