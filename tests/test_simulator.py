@@ -183,6 +183,10 @@ def test_what_travels_in_one_message_pays_its_overhead_once() -> None:
 
 def test_a_message_is_under_way_for_its_floor_and_two_of_them_at_a_time() -> None:
     layer = Job("one layer", (Layer("l", 1.0, 1.0),), tuple(Tensor(t, 8, (0,)) for t in "abc"))
+    # Each occupies the link for 1.5 s. With a floor of 4 they begin after 0, 1.5 and 4 s: not the
+    # link is what the third one waits for, but the end of the first.
+    for floor, iteration in ((1.5, 6.5), (3.0, 8.0), (4.0, 10.0)):
+        assert simulate(layer, "fifo", theta=0.5, floor=floor).iteration_s == iteration
     for floor, apart, together in ((1.5, 4.5, 3.5), (3.0, 4.5, 3.5), (4.0, 6.0, 3.5)):
         assert simulate(layer, "fifo", theta=0.5, floor=floor).communication_s == apart
         assert simulate(layer, "fusion", theta=0.5, floor=floor).communication_s == together
@@ -194,7 +198,7 @@ def test_a_floor_that_no_message_is_below_has_no_effect(
 ) -> None:
     without, below = (
         simulate(job, name, knobs, theta=theta, lam=lam, floor=floor)
-        for floor in (0.0, theta + 1 / RATE)
+        for floor in (0.0, (theta + 1 / RATE) / 2)  # the smallest is half of an all-reduce
     )
     assert without.iteration_s == below.iteration_s
     assert without.communication_s == below.communication_s
