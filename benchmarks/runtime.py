@@ -149,7 +149,7 @@ class Meter:
         def left_out(*args: Any, **kwargs: Any) -> None:
             began = time.thread_time()
             function(*args, **kwargs)
-            if self._is_on:
+            if threading.get_ident() in self._is_inside:
                 self.spent_s[0] -= time.thread_time() - began
 
         return left_out

@@ -34,7 +34,7 @@ def test_the_wire_factor_rises_with_the_workers_and_stays_below_two(count: int) 
 
 
 @given(workers, links, sizes)
-def test_an_all_reduce_occupies_the_link_for_its_overhead_and_its_bytes_or_the_floor(
+def test_an_all_reduce_takes_its_overhead_and_the_time_of_its_bytes_or_the_floor(
     count: int, link: Link, size: int
 ) -> None:
     on_the_wire = Fraction(2 * (count - 1) * size, count)

@@ -76,9 +76,7 @@ def test_the_most_urgent_of_what_is_ready_everywhere_starts(
                 tensor = waiting.pop(random.randrange(len(waiting)))
                 ready[tensor] += 1
                 # The last to be ready may be any rank, this one or another.
-                hear = random.choice(
-                    [lambda t: leader.notify_all_ready([t], 0.0), _hear(leader, talk)]
-                )
+                hear = random.choice([_find_out(leader), _hear(leader, talk)])
                 starts = hear(tensor)
             else:
                 starts = leader.notify_finish(flying.pop(random.randrange(len(flying))), 0.0)

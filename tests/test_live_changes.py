@@ -119,17 +119,14 @@ def test_planning_again_never_takes_most_of_the_time(two_ranks: Pool) -> None:
         assert spent <= MOST_PLANNING * (began - first)
 
 
-@pytest.mark.parametrize(
-    ("opinion", "since_s"),
-    [(Wish.NOTHING, -60), (Wish.MEASURE_AND_PLAN, 60)],
-    ids=["content", "not content, but it is too early to measure again"],
-)
-def test_a_review_does_not_forget_what_a_user_has_proposed(opinion: Wish, since_s: float) -> None:
+def test_what_a_user_has_proposed_is_not_reviewed() -> None:
     watch: Any = SimpleNamespace(iteration_s=lambda last: 1.0)
     control: Any = SimpleNamespace(rank=0, size=2)
     fifo = make_planner("fifo", Knobs())
-    planning = Planning("model", fifo, watch, control, review=lambda iteration_s: opinion)
-    planning._is_measured, planning._planned_since = True, time.perf_counter() + since_s
+    planning = Planning("model", fifo, watch, control, review=lambda iteration_s: Wish.CORRECT)
+    planning._is_measured = True
+    planning.review(REVIEWED_ITERATIONS)
+    assert planning.wish is Wish.CORRECT
     planning.propose(fifo)
     planning.review(REVIEWED_ITERATIONS)
     assert planning.wish is Wish.PLAN

@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import bytelane
+from bytelane.core import Plan, bucket_plan
 from bytelane.errors import PeerFailed, PlanMismatch, TransferTimeout
+from bytelane.job import Job
 from bytelane.runtime.torch import session_of
 from bytelane.runtime.torch.transport import AllReduceTransport, Gradient
 from ranks import Pool
@@ -448,12 +450,15 @@ def test_a_dropped_model_takes_its_session_along(two_ranks: Pool) -> None:
     assert two_ranks.run(dropped) == [True, True]
 
 
-def planner_that_fails(rank: int) -> str:
+def planner_that_fails(rank: int, why: str) -> str:
     net, opt = make()
     bytelane.prepare(net, opt, timeout_s=20, **SMALL_PARTS)
 
-    def fail(job: object, version: int, cluster: object = None) -> None:
-        raise RuntimeError("no idea")
+    def fail(job: Job, version: int, cluster: object = None) -> Plan:
+        if why == "no idea":
+            raise RuntimeError(why)
+        sizes = [tensor.bytes for tensor in job.tensors]
+        return bucket_plan(sizes[::-1], sum(sizes), version)
 
     session_of(net)._planning._planner = fail  # type: ignore[assignment]
     try:
@@ -463,8 +468,9 @@ def planner_that_fails(rank: int) -> str:
     return "nothing was noticed"
 
 
-def test_a_planner_that_fails_is_noticed_on_every_rank(two_ranks: Pool) -> None:
-    first, second = two_ranks.run(planner_that_fails)
+@pytest.mark.parametrize("why", ["no idea", "a plan for other tensors"])
+def test_a_planner_that_fails_is_noticed_on_every_rank(two_ranks: Pool, why: str) -> None:
+    first, second = two_ranks.run(planner_that_fails, why=why)
     assert "rank 0 could not make a plan" in first
-    assert "no idea" in first
+    assert why in first
     assert "rank 0 could not make a plan" in second

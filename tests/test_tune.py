@@ -14,7 +14,7 @@ from bytelane.sim import simulate
 from bytelane.tune import AutoPlanner, Choice, choose
 from bytelane.tune.auto import MOST_TRIALS, describe
 from bytelane.tune.page import lines, print_page
-from bytelane.tune.search import WORTH, Candidate, predict_s
+from bytelane.tune.search import WORTH, Candidate, predict_s, rivals
 from ranks import Pool
 from training import make
 
@@ -200,6 +200,34 @@ def test_where_nothing_else_is_promising_the_plan_stays() -> None:
     assert taken_by(planner) is first
     assert planner.review(1.1 * first.iteration_s) is Wish.NOTHING
     assert len(said) == 1
+
+
+@pytest.mark.parametrize("tried", [1, 2, 3])
+def test_a_trial_ends_when_the_model_changes(tried: int) -> None:
+    planner = planned([], job := job_of(1.0, layers=8))
+    for version in range(2, 2 + tried):
+        assert planner.review(1.5 * taken_by(planner).iteration_s) is Wish.CORRECT
+        if version < 1 + tried:
+            planner(job, version, CLUSTER)
+    # A layer is frozen: nothing that was planned before fits.
+    other = job_of(1.0, layers=7)
+    plan = planner(other, 9, CLUSTER)
+    assert plan.tensor_bytes == tuple(tensor.bytes for tensor in other.tensors)
+    assert taken_by(planner).plan == choose(other, CLUSTER, 9).taken.plan
+    # And it may be tried again.
+    assert planner.review(1.5 * taken_by(planner).iteration_s) is Wish.CORRECT
+
+
+def test_the_same_units_in_another_order_are_a_rival() -> None:
+    job, slow = job_of(1.0, layers=8), job_of(1.4, layers=8)
+    running, now = choose(job, CLUSTER, 1).taken, choose(slow, CLUSTER, 2)
+    operations = running.plan.operations
+    backwards = msgspec.structs.replace(running.plan, operations=operations[::-1])
+    choice = msgspec.structs.replace(now, taken=msgspec.structs.replace(running, plan=backwards))
+    found = rivals(slow, CLUSTER, choice, running)
+    assert found[0].plan.operations == operations[::-1]
+    assert found[0].name == f"{running.name}, in another order"
+    assert operations not in [rival.plan.operations for rival in found]
 
 
 @pytest.fixture(scope="module")

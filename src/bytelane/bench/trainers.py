@@ -38,7 +38,8 @@ from bytelane.tune.probe import probe
 from bytelane.tune.search import AS_GOOD
 
 TIMEOUT_S = 120.0
-CORRECTED_ITERATIONS = FIRST_ITERATIONS + MOST_TRIALS * FIRST_REVIEW + 1
+# A plan is judged after some iterations, and the next begins one later: all ranks must have heard.
+CORRECTED_ITERATIONS = FIRST_ITERATIONS + MOST_TRIALS * (FIRST_REVIEW + 1)
 UNITS = tuple(2**k for k in range(18, 23))
 # Rank 0 decides at run time about nothing smaller. By simulation it would be right, for real it is
 # not: with 4 workers 717 ms an iteration instead of 672, since every decision costs all ranks work.

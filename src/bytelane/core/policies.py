@@ -159,8 +159,9 @@ def _fused_in_ready_order(job: Job, limit: int) -> tuple[int, ...]:
 def _merged_where_it_pays(job: Job, cluster: Cluster) -> tuple[int, ...]:
     """Scan from the first gradient to the last; merge the next one in, or close the group.
 
-    Merge if the next gradient is ready before this group's last byte would have left, and either
-    the group could not have started before that anyway or the wait is shorter than a start-up.
+    Merge if the next gradient is ready before this group would have arrived, and either the group
+    could not have started before that anyway or the wait is shorter than a start-up. As in the
+    paper one message follows the other, whatever may be under way beside it.
     """
     start_up = _start_up_s(job, cluster)
     ready_s = _ready_times(job)

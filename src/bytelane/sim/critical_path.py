@@ -22,7 +22,8 @@ class Cause(NamedTuple):
     """One thing that the iteration could not go on without."""
 
     what: str
-    """forward, backward, update, outside, sending or latency."""
+    """forward, backward, update, outside, sending, or latency: of a message whose bytes have left,
+    until the floor is over and its end known."""
     name: str
     start_s: float
     end_s: float

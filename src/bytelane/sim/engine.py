@@ -60,7 +60,7 @@ class Simulation(msgspec.Struct, frozen=True):
     compute_s: float
     """What an iteration takes without communication, on the slowest worker."""
     communication_s: float
-    """How long the busiest link is occupied in an iteration."""
+    """How long its messages keep the busiest link in an iteration, if they never have to wait."""
     log: Moments | None
     """None for the optimum, which is a bound and not a schedule."""
     pieces: Pieces

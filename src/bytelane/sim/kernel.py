@@ -33,7 +33,8 @@ from bytelane.core.kernel import (
     start,
 )
 
-# Messages under way on a link, of which one is leaving it: gloo has two threads.
+# Messages under way on a link, of which one is leaving it: gloo has two threads. Not to be turned:
+# ``_launch`` remembers two ends.
 AT_ONCE = 2
 FIRST_FORWARD = 1
 NEVER = np.iinfo(np.int64).max

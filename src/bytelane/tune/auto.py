@@ -50,6 +50,8 @@ class AutoPlanner:
         """Search; the cluster must have been measured."""
         if cluster is None:
             raise InputError("policy auto needs a measured network to plan for")
+        if self.choice is not None and not _is_for(job, self.choice.taken.plan):
+            self._forget_trials()  # something was frozen, unfrozen or added meanwhile
         if self._trials and not self._next:
             self._find_rivals(job, version, cluster)
         if self.choice is not None and self._next:
@@ -76,7 +78,7 @@ class AutoPlanner:
         self._departures += 1
         if self._departures < TIMES:
             return Wish.NOTHING
-        self._may_try = True
+        self._forget_trials()
         return Wish.MEASURE_AND_PLAN
 
     def _judge(self, iteration_s: float) -> Wish:
@@ -98,6 +100,9 @@ class AutoPlanner:
         self._next = [best.candidate]
         return Wish.CORRECT
 
+    def _forget_trials(self) -> None:
+        self._trials, self._next, self._may_try = [], [], True
+
     def _find_rivals(self, job: Job, version: int, cluster: Cluster) -> None:
         """Line up what a prediction that knows how slow computing is has to offer."""
         (running,) = self._trials
@@ -113,6 +118,10 @@ class AutoPlanner:
             f"an iteration takes {format_seconds(took)} instead of {format_seconds(predicted)}, "
             f"so for a few iterations each are tried: {names}"
         )
+
+
+def _is_for(job: Job, plan: Plan) -> bool:
+    return plan.tensor_bytes == tuple(tensor.bytes for tensor in job.tensors)
 
 
 def describe(choice: Choice) -> str:

@@ -95,9 +95,16 @@ def rivals(job: Job, cluster: Cluster, choice: Choice, running: Candidate) -> li
     larger = [size for size in UNITS if unit < size < job.total_bytes][:LARGER_RIVALS]
     version = choice.taken.plan.version
     others = [_best_in_units([size], job, cluster, version) for size in larger]
-    found = {one.name: one for one in (choice.taken, *others, choice.plain)}
-    found.pop(running.name, None)
-    return list(found.values())
+    found = {running.plan.operations: running}
+    for one in (choice.taken, *others, choice.plain):
+        found.setdefault(one.plan.operations, one)
+    return [_named_apart(one, running) for one in list(found.values())[1:]]
+
+
+def _named_apart(candidate: Candidate, other: Candidate) -> Candidate:
+    if candidate.name != other.name:
+        return candidate
+    return msgspec.structs.replace(candidate, name=f"{candidate.name}, in another order")
 
 
 def predict_s(job: Job, cluster: Cluster, plan: Plan) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from bytelane.cluster import Cluster, Link
 from bytelane.core import Element, Plan, Planner, Review, Wish, bucket_plan
+from bytelane.errors import PlanMismatch
 from bytelane.job import Job, Tensor
 from bytelane.runtime.torch import agreement
 from bytelane.runtime.torch.control import Control
@@ -73,9 +74,9 @@ class Planning:
         return granted is not Wish.NOTHING
 
     def propose(self, planner: Planner) -> None:
-        """Plan with this from the next agreed step on; what rank 0 proposes is done."""
+        """Plan with this from the next agreed step on; what rank 0 proposes is done, and stays."""
         if self._control.rank == 0:
-            self._planner, self.wish = planner, Wish.PLAN
+            self._planner, self._review, self.wish = planner, None, Wish.PLAN
 
     def review(self, step: int) -> None:
         """Look from time to time, on rank 0, whether iterations are still as they were."""
@@ -148,4 +149,8 @@ def _place_of(module: str, place: Mapping[str, int]) -> int:
 
 
 def _fit(plan: Plan, trained: Trained) -> Plan:
+    if plan.tensor_bytes != trained.tensor_bytes:
+        raise PlanMismatch(
+            "the planner has made a plan for other tensors than those that are trained"
+        )
     return plan.fit_to([Element(str(dtype), dtype.itemsize) for dtype in trained.dtypes])

@@ -188,7 +188,7 @@ class Session:
 
     def pass_gate(self, module: str) -> None:
         """A module is about to use its own parameters."""
-        if needed := self._owed.keys() & self.trained.used_by[module]:
+        if self._owed and (needed := self._owed.keys() & self.trained.used_by[module]):
             self.watch.stop()
             self.settle(needed)
         if torch.is_grad_enabled():
