@@ -183,7 +183,9 @@ while True:
         break
     except ConnectionRefusedError:
         time.sleep(0.01)
-print(client.getpeername()[0], socket.gethostbyaddr(client.getpeername()[0])[0])
+# Seen once: the resolver gave the address in the form of IPv6. It is the same.
+address = client.getpeername()[0].removeprefix("::ffff:")
+print(address, socket.gethostbyaddr(address)[0])
 server.accept()
 """
     with Lab(2, "100Mbit") as lab:

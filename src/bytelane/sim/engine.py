@@ -221,4 +221,7 @@ def busiest_link_ticks(work: Work, state: State, log: Log) -> float:
             for link, began, sent, over in set(zip(*columns, strict=True)):
                 occupied[link] += sent - began
                 under_way[link] += over - began
-    return float(np.maximum(occupied, under_way / AT_ONCE).max()) / iterations
+    # In whole numbers: ticks may be too many for a float to count.
+    both = zip(occupied.tolist(), under_way.tolist(), strict=True)
+    most: int = max(max(AT_ONCE * on_it, beside) for on_it, beside in both)
+    return most / (AT_ONCE * iterations)
