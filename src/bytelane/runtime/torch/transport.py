@@ -76,7 +76,7 @@ class GradientTransport(ABC):
         """Sum these gradients in place."""
         rows = []
         for tensor, gradient, used in gradients:
-            row = gradient.view(-1) if gradient.is_contiguous() else in_memory_order(gradient)
+            row = in_memory_order(gradient)
             assert row is not None
             rows.append(row)
             self.memory[tensor] = row
