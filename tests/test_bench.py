@@ -24,11 +24,18 @@ from bytelane.bench import (
     Ours,
     Result,
     everyone,
+    real_policies,
     run_experiment,
     scale_bytes,
     scale_compute,
 )
-from bytelane.bench.contender import FAR_BEHIND, WORSE_BUCKET, far_behind, overtakes
+from bytelane.bench.contender import (
+    FAR_BEHIND,
+    WORSE_BUCKET,
+    far_behind,
+    overtakes,
+    with_pieces_of_auto,
+)
 from bytelane.bench.emulate import EmulatedModel, expected_weight, gradient_shift
 from bytelane.bench.models import load_task
 from bytelane.bench.predict import ddp_plan
@@ -75,12 +82,12 @@ def test_everyone_trains_exactly_and_the_check_can_fail() -> None:
         assert cell.failure == ""
         assert cell.exact is (None if alone else True), cell.contender.name
         assert [len(times) for times in cell.times_s] == [3]
-    as_ready, by_rank_0, by_plan = result.cells[-3:]
+    by_plan, as_ready, by_rank_0 = result.cells[-3:]
     assert as_ready.contender.name == "bytelane, bytescheduler in ready order"
     assert by_rank_0.contender.name == "bytelane, bytescheduler ordered by rank 0"
     assert as_ready.knobs == by_plan.knobs
     predicted = [cell.contender for cell in result.cells if cell.predicted_s]
-    assert predicted == [*BUCKETS, *(cell.contender for cell in (as_ready, by_rank_0, by_plan))]
+    assert predicted == [*BUCKETS, *(cell.contender for cell in (by_plan, as_ready, by_rank_0))]
     assert result.mutation_found
     assert result.bound_s is not None
     compute, communication = result.cell(ComputeOnly), result.cell(CommunicationOnly)
@@ -177,9 +184,10 @@ def test_the_table_has_a_line_a_contender(tmp_path: Path) -> None:
     command += ["--iterations", "3", "--repetitions", "2", "--bytes", "100kB", "--ratio", "0.5"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
-    ours = ("bytelane, units in ready order", "bytelane, auto")
+    lines = done.stdout.splitlines()
+    ours = ("bytelane, auto", "bytelane, units in ready order")
     for name in ("compute only", "DDP, 1 MiB buckets", *ours):
-        assert any(line.startswith(name) for line in done.stdout.splitlines()), name
+        assert any(line.startswith(name) for line in lines), name
     assert "FSDP2 did not run here" in done.stdout
     assert "noticed a piece" in done.stdout
 
@@ -238,7 +246,7 @@ def test_what_makes_no_sense_is_refused_before_ranks_start(make: object) -> None
 
 
 def test_the_ablations_are_ours_in_another_order() -> None:
-    *_, as_ready, by_rank_0, ours = everyone(OURS)
+    *_, ours, as_ready, by_rank_0 = everyone(OURS)
     assert ours == OURS
     assert as_ready == Ours(OURS.policy, OURS.knobs, "as ready")
     assert by_rank_0 == Ours(OURS.policy, OURS.knobs, "by rank 0")
@@ -251,6 +259,32 @@ def test_the_ablations_are_ours_in_another_order() -> None:
         False,
         False,
     ]
+
+
+def test_other_policies_stand_beside_ours() -> None:
+    fifo, p3 = Ours("fifo", None), Ours("p3", None)
+    assert everyone(OURS, fifo, p3)[-5:-2] == (fifo, p3, OURS)
+    names = real_policies()
+    assert names[0] == "auto"
+    assert {"fifo", "fusion", "mg-wfbp", "p3", "bytescheduler", "units", "dear", "fsdp"} < {*names}
+    assert not {"sequential", "optimal", "tic", "tac"} & {*names}
+
+
+def test_parts_of_several_policies_at_once_are_refused() -> None:
+    for policy in ("all", "p3,units"):
+        command = ["bench", "resnet50", "--policy", policy, "--partition", "1MiB"]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code != 0
+        assert isinstance(done.exception, InputError)
+        assert "those of one policy" in str(done.exception)
+
+
+def test_what_sends_in_ready_order_has_the_pieces_that_auto_has_chosen() -> None:
+    *_, as_ready, by_rank_0 = everyone(Ours("auto", None))
+    chosen = Knobs(768, 1536)
+    assert with_pieces_of_auto(as_ready, chosen) == Ours("units", chosen, "as ready")
+    for other in (by_rank_0, OURS, Ours(OURS.policy, OURS.knobs, "as ready"), BUCKETS[0]):
+        assert with_pieces_of_auto(other, chosen) == other
 
 
 def test_far_behind_are_only_those_that_cannot_be_the_best() -> None:

@@ -9,6 +9,7 @@ from bytelane.bench.contender import (
     Fsdp,
     Ours,
     everyone,
+    real_policies,
 )
 from bytelane.bench.experiment import Cell, Conditions, Experiment, Overlay, Result
 from bytelane.bench.launch import run_experiment
@@ -28,6 +29,7 @@ __all__ = [
     "Overlay",
     "Result",
     "everyone",
+    "real_policies",
     "run_experiment",
     "scale_bytes",
     "scale_compute",

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from bytelane.cluster import Cluster, Link
-from bytelane.core import Knobs, make_policy
+from bytelane.core import Knobs, make_policy, policies_for
 from bytelane.errors import InputError
 from bytelane.job import Job, Layer, Tensor
 from bytelane.plugins import look_for
@@ -65,8 +65,8 @@ class Ours(msgspec.Struct, frozen=True, tag="bytelane"):
     policy: str
     knobs: Knobs | None
     order: Order = "by plan"
-    """Anything else is an ablation of the same engine: in it nothing overtakes (its units and its
-    window are the same, too), or the first rank decides while training runs."""
+    """Anything else is an ablation of the same engine: in it nothing overtakes (units and window
+    are those of ours), or the first rank decides while training runs."""
 
     def __post_init__(self) -> None:
         if self.policy == AUTO:
@@ -97,12 +97,35 @@ Contender: TypeAlias = ComputeOnly | CommunicationOnly | Ddp | Fsdp | Ours
 BUCKETS = tuple(Ddp(mebibytes * MEBIBYTE) for mebibytes in (1, 2, 4, 8, 25))
 
 
-def everyone(ours: Ours) -> tuple[Contender, ...]:
-    """Return all baselines at their best settings, our ablations, and our scheduler."""
+def everyone(ours: Ours, *others: Ours) -> tuple[Contender, ...]:
+    """Return all baselines at their best settings, our scheduler, and its ablations.
+
+    ``others`` are policies to stand beside it, without ablations of their own.
+    """
     policy = "units" if ours.policy == AUTO else ours.policy
     orders: tuple[Order, ...] = ("as ready", "by rank 0") if overtakes(policy) else ()
     ablations = (Ours(policy, ours.knobs, order) for order in orders)
-    return ComputeOnly(), CommunicationOnly(), *BUCKETS, Fsdp(), *ablations, ours
+    return ComputeOnly(), CommunicationOnly(), *BUCKETS, Fsdp(), *others, ours, *ablations
+
+
+def with_pieces_of_auto(contender: Contender, chosen: Knobs) -> Contender:
+    """Give the ablation of ``auto`` in which nothing overtakes the pieces that auto has chosen."""
+    if contender == Ours("units", None, "as ready"):
+        return Ours("units", chosen, "as ready")
+    return contender
+
+
+def real_policies() -> tuple[str, ...]:
+    """Return the names of all policies that can be carried out for real, ``auto`` the first."""
+
+    def is_real(name: str) -> bool:
+        try:
+            Ours(name, None)
+        except InputError:
+            return False
+        return True
+
+    return AUTO, *filter(is_real, policies_for("allreduce"))
 
 
 def far_behind(seconds: Mapping[Contender, float]) -> frozenset[Contender]:

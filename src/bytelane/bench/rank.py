@@ -11,12 +11,14 @@ import torch
 import torch.distributed as dist
 
 from bytelane.bench.contender import (
+    AUTO,
     CommunicationOnly,
     ComputeOnly,
     Contender,
     Ddp,
     Ours,
     far_behind,
+    with_pieces_of_auto,
 )
 from bytelane.bench.experiment import (
     ALL_ARE_WARM,
@@ -112,6 +114,9 @@ class _Contest:
             self._times[contender] = []
 
     def _warm(self, contender: Contender) -> Trainer:
+        auto = self._trainers.get(Ours(AUTO, None))
+        if isinstance(auto, OurTrainer):
+            contender = with_pieces_of_auto(contender, auto.knobs)
         if isinstance(contender, CommunicationOnly):
             return self._communication
         workload = _workload(self._experiment, self._job)

@@ -7,13 +7,21 @@ import typer
 
 from bytelane.cli.bench_output import document, print_result, require_exact, save_pictures
 from bytelane.cli.lab import Mode, Rate
-from bytelane.cli.options import Credit, JobFile, Json, Partition, Policy, Workers
+from bytelane.cli.options import Credit, JobFile, Json, Partition, Workers
 from bytelane.cli.output import print_json
 
 if TYPE_CHECKING:
-    from bytelane.bench import Experiment, Result
+    from bytelane.bench import Experiment, Ours, Result
     from bytelane.lab import Lab
 
+Policies = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        help="Who goes first. Several names run beside each other; all is every one that can.",
+        metavar="NAME[,NAME...]",
+    ),
+]
 Real = Annotated[
     bool,
     typer.Option(
@@ -55,7 +63,7 @@ def bench(
     rate: Rate = "500Mbit",
     total: TotalBytes = None,
     ratio: Ratio = None,
-    policy: Policy = "auto",
+    policy: Policies = "auto",
     partition: Partition = None,
     credit: Credit = None,
     jitter: JitterSize = 0.0,
@@ -72,13 +80,13 @@ def bench(
     The job's computing is emulated by sleeping; its communication is real, between the hosts of a
     lab. Contenders take turns, and the final weights of each are compared with what they must be.
     Policy auto chooses everything by simulation on the measured link; with another policy, parts
-    and credit are chosen so unless they are given.
+    and credit are chosen so unless they are given. Of several policies the first has ablations.
 
     Examples: bytelane bench resnet50 --bytes 25MB --ratio 1 --workers 4 --rate 500Mbit;
     bytelane bench cnn --real --workers 2
     """
-    from bytelane.api import choose_knobs, find_job
-    from bytelane.bench import Conditions, Experiment, Ours, everyone, scale_bytes
+    from bytelane.api import find_job
+    from bytelane.bench import Conditions, Experiment, everyone, scale_bytes
     from bytelane.errors import InputError
     from bytelane.job import Job
     from bytelane.lab import Lab
@@ -89,12 +97,10 @@ def bench(
     what = str(job) if real else find_job(job)
     if isinstance(what, Job) and total is not None:
         what = scale_bytes(what, parse_bytes(total))
-    given = partition is not None or credit is not None
-    ours = Ours(policy, choose_knobs(policy, partition, credit) if given else None)
     experiment = Experiment(
         what=what,
         workers=workers,
-        contenders=everyone(ours),
+        contenders=everyone(*_ours(policy, partition, credit)),
         iterations=iterations,
         repetitions=repetitions,
         ratio=ratio,
@@ -112,6 +118,19 @@ def bench(
     else:
         print_result(result, experiment, lab)
     require_exact(result)
+
+
+def _ours(policy: str, partition: str | None, credit: str | None) -> "list[Ours]":
+    from bytelane.api import choose_knobs
+    from bytelane.bench import Ours, real_policies
+    from bytelane.errors import InputError
+
+    if partition is None and credit is None:
+        names = real_policies() if policy == "all" else policy.split(",")
+        return [Ours(name.strip(), None) for name in names]
+    if policy == "all" or "," in policy:
+        raise InputError("--partition and --credit are those of one policy; name one, or give none")
+    return [Ours(policy, choose_knobs(policy, partition, credit))]
 
 
 def run_in(lab: "Lab", experiment: "Experiment") -> "Result":
