@@ -122,6 +122,7 @@ class MessageNetwork(Generic[T]):
     waiting_for_all: list[Message[T]] = field(default_factory=list)
     in_flight: list[tuple[T, int, Message[T]]] = field(default_factory=list)  # known at, stage
     link_free_at: dict[int, T] = field(default_factory=dict)
+    handled_at: dict[int, T] = field(default_factory=dict)  # by link: the last message
     over_at: dict[int, list[T]] = field(default_factory=lambda: defaultdict(list))  # by link
     parts_left: Counter[int] = field(default_factory=Counter)  # of each layer's tensor
 
@@ -137,12 +138,15 @@ class MessageNetwork(Generic[T]):
         for index, stage in enumerate(self.stages):
             while self.queues[index] and self._credit_is_left(index):
                 message = self._take(index)
-                begin = max(now, self.link_free_at.get(stage.link, now))
-                # A link has no more than two messages under way, although only one is on it.
-                for over in self.over_at[stage.link][-2:-1]:
-                    begin = max(begin, over)
-                self.link_free_at[stage.link] = begin + (self.theta + message.wire) / stage.divisor
-                over = max(begin + self.floor, self.link_free_at[stage.link])
+                # A link has no more than two messages under way, of which one is on it and one is
+                # handled; either may be the same.
+                begin = max([now, *self.over_at[stage.link][-2:-1]])
+                on_link = max(begin, self.link_free_at.get(stage.link, now))
+                in_hand = max(begin, self.handled_at.get(stage.link, now))
+                last_byte = on_link + (self.theta + message.wire) / stage.divisor
+                handled = in_hand + self.floor / stage.divisor
+                self.link_free_at[stage.link], self.handled_at[stage.link] = last_byte, handled
+                over = max(last_byte, handled)
                 self.over_at[stage.link].append(over)
                 self.in_flight.append((over + self.lam, index, message))
 
@@ -231,7 +235,7 @@ class Settings(TypedDict, Generic[T], total=False):
 
     theta: Required[T]
     lam: Required[T]
-    floor: Required[T]  # no message is under way for less
+    floor: Required[T]  # to handle a message takes this long, beside the bytes of others
     part: T | None  # p3, bytescheduler; None: whole tensors
     credit: T | None  # p3, bytescheduler; None: no limit
     fusion: T | None  # fusion, None: no limit; dear, None: each tensor alone

@@ -40,15 +40,15 @@ def played(cluster: Cluster, size: int, in_flight: int, messages: int = 4) -> fl
     wire_s = link.overhead_s + cluster.wire_factor * size / link.rate
     over_at: list[float] = []
     known_at: list[float] = []
-    link_free_at = 0.0
+    link_free_at = handler_free_at = 0.0
     for number in range(messages):
         start = max(
-            link_free_at,
             over_at[number - 2] if number >= 2 else 0.0,
             known_at[number - in_flight] if number >= in_flight else 0.0,
         )
-        link_free_at = start + wire_s
-        over_at.append(start + max(wire_s, link.floor_s))
+        link_free_at = max(start, link_free_at) + wire_s
+        handler_free_at = max(start, handler_free_at) + link.floor_s
+        over_at.append(max(link_free_at, handler_free_at))
         known_at.append(over_at[-1] + link.latency_s)
     return known_at[-1] / messages
 

@@ -181,15 +181,32 @@ def test_what_travels_in_one_message_pays_its_overhead_once() -> None:
     assert simulate(layer, "fifo", theta=0.5).communication_s == 4.5
 
 
-def test_a_message_is_under_way_for_its_floor_and_two_of_them_at_a_time() -> None:
+def test_messages_are_handled_one_after_the_other() -> None:
     layer = Job("one layer", (Layer("l", 1.0, 1.0),), tuple(Tensor(t, 8, (0,)) for t in "abc"))
-    # Each occupies the link for 1.5 s. With a floor of 4 they begin after 0, 1.5 and 4 s: not the
-    # link is what the third one waits for, but the end of the first.
-    for floor, iteration in ((1.5, 6.5), (3.0, 8.0), (4.0, 10.0)):
+    # Each occupies the link for 1.5 s.
+    for floor, iteration in ((1.5, 6.5), (3.0, 11.0), (4.0, 14.0)):
         assert simulate(layer, "fifo", theta=0.5, floor=floor).iteration_s == iteration
-    for floor, apart, together in ((1.5, 4.5, 3.5), (3.0, 4.5, 3.5), (4.0, 6.0, 3.5)):
+    for floor, apart, together in ((1.5, 4.5, 3.5), (3.0, 9.0, 3.5), (4.0, 12.0, 4.0)):
         assert simulate(layer, "fifo", theta=0.5, floor=floor).communication_s == apart
         assert simulate(layer, "fusion", theta=0.5, floor=floor).communication_s == together
+
+
+def test_a_message_is_handled_beside_the_bytes_of_another_but_two_are_under_way_at_most() -> None:
+    sizes = {"large": 80, "small": 8, "next": 8, "last": 8}
+    tensors = tuple(Tensor(name, size, (0,)) for name, size in sizes.items())
+    layer = Job("one layer", (Layer("l", 1.0, 1.0),), tensors)
+    found = simulate(layer, "fifo", floor=3.0)
+    assert found.log is not None
+    moments = found.log.handling, found.log.handled, found.log.sending, found.log.sent
+    began = float(found.log.launched[-1, 0])
+    # The large one is on the link for 10 s. Meanwhile the first small one is handled; it leaves in
+    # the next second. Only then is there room for the others, which take as long as handling does.
+    assert [[float(m[-1, n]) - began for m in moments] for n in range(len(sizes))] == [
+        [0.0, 3.0, 0.0, 10.0],
+        [3.0, 6.0, 10.0, 11.0],
+        [10.0, 13.0, 11.0, 12.0],
+        [13.0, 16.0, 12.0, 13.0],
+    ]
 
 
 @given(jobs(), knob_values, eighths, eighths, real_policies)
@@ -198,7 +215,7 @@ def test_a_floor_that_no_message_is_below_has_no_effect(
 ) -> None:
     without, below = (
         simulate(job, name, knobs, theta=theta, lam=lam, floor=floor)
-        for floor in (0.0, (theta + 1 / RATE) / 2)  # the smallest is half of an all-reduce
+        for floor in (0.0, theta + 1 / RATE)
     )
     assert without.iteration_s == below.iteration_s
     assert without.communication_s == below.communication_s

@@ -19,6 +19,12 @@ Order: TypeAlias = Literal["by plan", "as ready", "by rank 0"]
 # Who takes this many times as long as the fastest is not repeated. Nor is a bucket size of DDP that
 # is so much slower than the best one; repetitions differ by far less.
 FAR_BEHIND, WORSE_BUCKET = 2.0, 1.15
+# To find out what a policy does.
+TWO_LAYERS = Job(
+    "two layers",
+    (Layer("first", 1.0, 1.0), Layer("last", 1.0, 1.0)),
+    (Tensor("first", 8, (0,)), Tensor("last", 8, (1,))),
+)
 
 
 class ComputeOnly(msgspec.Struct, frozen=True, tag="compute"):
@@ -86,10 +92,15 @@ class Ours(msgspec.Struct, frozen=True, tag="bytelane"):
 
 def overtakes(policy: str) -> bool:
     """Tell whether a gradient may go before another that was ready earlier."""
-    layers = Layer("first", 1.0, 1.0), Layer("last", 1.0, 1.0)
-    job = Job("two layers", layers, (Tensor("first", 8, (0,)), Tensor("last", 8, (1,))))
-    first, last = make_policy(policy, job, Cluster(2, Link(1.0))).stages[0].priority
+    first, last = make_policy(policy, TWO_LAYERS, Cluster(2, Link(1.0))).stages[0].priority
     return first < last
+
+
+def in_halves(contender: "Contender") -> bool:
+    """Tell whether everything is reduce-scattered, then gathered, by our own ring."""
+    if not isinstance(contender, Ours) or contender.policy == AUTO:
+        return False
+    return len(make_policy(contender.policy, TWO_LAYERS, Cluster(2, Link(1.0))).stages) == 2
 
 
 Contender: TypeAlias = ComputeOnly | CommunicationOnly | Ddp | Fsdp | Ours

@@ -3,8 +3,10 @@
 import functools
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -18,6 +20,7 @@ from bytelane.bench.contender import (
     Ddp,
     Ours,
     far_behind,
+    in_halves,
     with_pieces_of_auto,
 )
 from bytelane.bench.experiment import (
@@ -46,6 +49,7 @@ from bytelane.measure import measure_link
 from bytelane.runtime.torch.agreement import bytes_from
 from bytelane.runtime.torch.control import Control
 from bytelane.sim import make_planner
+from bytelane.tune.probe import probe
 
 MUTATED_ITERATIONS = 3
 MUTATED_KNOBS = Knobs(partition_bytes=2**20, credit_bytes=2**21)
@@ -65,8 +69,7 @@ def main(folder: Path) -> None:
 
 def run(experiment: Experiment, folder: Path) -> Result:
     """Measure the network, then every contender in turn, so that a disturbance hits them all."""
-    (lane,) = our_groups().lanes(1)
-    link, _ = measure_link(lane)  # from the slowest rank's times, so the same everywhere
+    links = _Links.measured(experiment.contenders)
     what = experiment.what
     job = what if isinstance(what, Job) else _measured(what)
     _say("communication only: warming up")
@@ -74,7 +77,7 @@ def run(experiment: Experiment, folder: Path) -> Result:
     communication.warm_up()
     if experiment.ratio is not None:
         job = scale_compute(job, experiment.ratio * _slowest(median(communication.repeat(3))))
-    contest = _Contest(experiment, job, link, communication)
+    contest = _Contest(experiment, job, links, communication)
     for contender in experiment.contenders:
         contest.enter(contender)
     if experiment.drop:
@@ -83,18 +86,43 @@ def run(experiment: Experiment, folder: Path) -> Result:
         contest.run_all(repetition)
     cells = tuple(contest.cell(contender) for contender in experiment.contenders)
     mutant = _workload(experiment, scale_compute(job, 1e-3))
-    return Result(job, experiment.workers, link, cells, _finds_a_mutation(mutant))
+    return Result(job, experiment.workers, links.plain, cells, _finds_a_mutation(mutant))
+
+
+class _Links(NamedTuple):
+    """The network as each way of sending finds it; times are the slowest rank's, so all agree."""
+
+    plain: Link
+    """By plain all-reduces, such as DDP's."""
+    ours: Link
+    """By our own engine, whose work is a part of what an operation costs."""
+    in_halves: Link
+    """By our own engine, which reduce-scatters first and then gathers."""
+
+    @classmethod
+    def measured(cls, contenders: Sequence[Contender]) -> "_Links":
+        (lane,) = our_groups().lanes(1)
+        plain, _ = measure_link(lane)
+        ours = probe(lane)
+        halves = probe(lane, in_halves=True) if any(map(in_halves, contenders)) else ours
+        return cls(plain, ours, halves)
+
+    def of(self, contender: Contender) -> Link:
+        """Return the one that this contender has to do with."""
+        if not isinstance(contender, Ours):
+            return self.plain
+        return self.in_halves if in_halves(contender) else self.ours
 
 
 class _Contest:
     """The contenders that can run here, and their times."""
 
     def __init__(
-        self, experiment: Experiment, job: Job, link: Link, communication: CommunicationTrainer
+        self, experiment: Experiment, job: Job, links: _Links, communication: CommunicationTrainer
     ) -> None:
         self._experiment = experiment
         self._job = job
-        self._link = link
+        self._links = links
         self._communication = communication
         self._trainers: dict[Contender, Trainer] = {}
         self._times: dict[Contender, list[tuple[float, ...]]] = {}
@@ -121,7 +149,7 @@ class _Contest:
             return self._communication
         workload = _workload(self._experiment, self._job)
         keep = (self._experiment.iterations + 1) * self._experiment.repetitions
-        trainer = make_trainer(contender, workload, self._link, keep)
+        trainer = make_trainer(contender, workload, self._links.of(contender), keep)
         trainer.warm_up()
         return trainer
 
@@ -143,9 +171,9 @@ class _Contest:
             return Cell(contender, failure=self._failures[contender])
         trainer = self._trainers[contender]
         cell = Cell(contender, tuple(self._times[contender]), exact=_everywhere(trainer.is_exact()))
-        rate = self._link.rate * (1 - self._experiment.drop)
-        link = msgspec.structs.replace(self._link, rate=rate)
-        cluster = Cluster(self._experiment.workers, link)
+        link = self._links.of(contender)
+        dropped = msgspec.structs.replace(link, rate=link.rate * (1 - self._experiment.drop))
+        cluster = Cluster(self._experiment.workers, dropped)
         if isinstance(trainer, OurTrainer):
             found = predict_ours(trainer, cluster)
             return msgspec.structs.replace(

@@ -49,7 +49,7 @@ Latency = Annotated[
 ]
 Floor = Annotated[
     str,
-    _cluster_option(help="Least time of a message, however small; two at a time.", metavar="TIME"),
+    _cluster_option(help="To handle a message, however small; one by one.", metavar="TIME"),
 ]
 Sync = Annotated[
     str, _cluster_option(help="allreduce, or ps for a parameter server.", metavar="WAY")

@@ -19,9 +19,10 @@ class Link(msgspec.Struct, frozen=True):
 
     ``overhead_s`` is the time the link is occupied per message beside its bytes (theta in the
     literature's cost models); ``latency_s`` passes between the last byte and the moment at which
-    the end is known, while the link is already free (lam). ``floor_s`` is the least that a message
-    is under way: what a collective costs however little it carries. Others use the link meanwhile,
-    but no more than two are under way at a time, as in gloo.
+    the end is known, while the link is already free (lam). ``floor_s`` is how long a message is
+    handled, however little it carries: threads are woken up on all hosts, step by step of a
+    collective. Messages are handled one after the other, while the bytes of another may be on the
+    link; no more than two are under way at a time, as in gloo.
     """
 
     rate: float

@@ -1,11 +1,12 @@
 """Fit a link's rate, overhead, latency and floor to the times of messages.
 
-A message of S bytes occupies the link for ``overhead + factor * S / rate``, but is under way for
-the floor at least; its end is known a latency later. Two can be under way at a time, so with
-several in flight floors and latencies hide behind the next message, if that is long enough.
+A message of S bytes occupies the link for ``overhead + factor * S / rate``, and is handled for the
+floor meanwhile; its end is known a latency later. Both are done one message after the other, so of
+equal ones each takes the longer of both. With several in flight a latency hides behind the next
+message, if that is long enough.
 
-Where it is settled which sizes are held up by the floor and what is hidden, every time is a sum of
-slope, overhead, floor and latency, each a known number of times: linear least squares.
+Where it is settled which sizes are held up by the floor and which latencies are hidden, every time
+is a sum of slope, overhead, floor and latency, each a known number of times: linear least squares.
 Small messages vary most, so times count by how sure they are; else noise would bend the slope. And
 no model has all that a network does: times that do not fit at all count less than their square.
 """
@@ -57,37 +58,24 @@ class _Table(NamedTuple):
 
     def predict_s(self, link_s: Floats) -> Floats:
         slope, overhead_s, floor_s, latency_s = link_s.tolist()
-        wire_s = overhead_s + slope * self.size
-        takes_s = np.maximum(floor_s, wire_s)
-        wires, takes, latencies = self.counts(wire_s, takes_s, latency_s)
-        total_s: Floats = wires * wire_s + takes * takes_s + latencies * latency_s
+        takes_s = np.maximum(floor_s, overhead_s + slope * self.size)
+        messages, latencies = self.counts(takes_s, latency_s)
+        total_s: Floats = messages * takes_s + latencies * latency_s
         return total_s
 
     def misses(self, link_s: Floats) -> Floats:
         """Return by how many tolerances each time is missed."""
         return (self.predict_s(link_s) - self.seconds) / self.tolerance_s
 
-    def counts(
-        self, wire_s: Floats, takes_s: Floats, latency_s: float
-    ) -> tuple[Floats, Floats, Floats]:
-        """Return what a row consists of, one after the other, for each message of it.
-
-        A message begins when the one before has left the link, the one two before is over, and the
-        end of the one that had its place in flight is known. So a row is the longest chain of such
-        steps, one, two or as many messages long as there are in flight, and then its last message.
-        """
-        steps = self.messages - 1
-        waits = np.arange(steps.max() + 1)[:, None]  # how often it may be for a place in flight
-        rest = steps - waits * self.in_flight
-        in_pairs = np.where(takes_s > 2 * wire_s, rest // 2, 0)
-        one_by_one = rest - 2 * in_pairs
-        chain_s = one_by_one * wire_s + (in_pairs + waits) * takes_s + waits * latency_s
-        # One at a time, every message waits, be the latency never so short.
-        possible = (rest == 0) | ((rest > 0) & (self.in_flight > 1))
-        longest = np.where(possible, chain_s, -np.inf).argmax(axis=0)
-        here = longest, np.arange(self.size.size)
-        wires, takes, latencies = one_by_one[here], in_pairs[here] + longest + 1, longest + 1
-        return wires / self.messages, takes / self.messages, latencies / self.messages
+    def counts(self, takes_s: Floats, latency_s: float) -> tuple[Floats, Floats]:
+        """Return how many messages and latencies there are one after the other, for each sent."""
+        rounds = np.ceil(self.messages / self.in_flight)
+        in_last_round = self.messages - (rounds - 1) * self.in_flight
+        # Either the link never rests until the last message, or each round waits for a latency.
+        serial = rounds + in_last_round - 1
+        waits = latency_s * (rounds - 1) >= takes_s * (self.messages - serial)
+        messages = np.where(waits, serial, self.messages)
+        return messages / self.messages, np.where(waits, rounds, 1) / self.messages
 
 
 def fit_link(samples: Sequence[Sample], wire_factor: float) -> Link:
@@ -120,26 +108,17 @@ def _columns(samples: Sequence[Sample]) -> _Table:
 def _fit_above(smallest_free: float, table: _Table) -> Floats:
     """Fit as if the floor held up exactly the sizes below this one."""
     floored = table.size < smallest_free
-    latest, tolerance_s = _guess(floored, table), table.tolerance_s
-    for _ in range(15):  # until it does not change any more what is hidden
-        slope, overhead_s, floor_s, latency_s = latest.tolist()
-        wire_s = overhead_s + slope * table.size
-        takes_s = np.where(floored, floor_s, wire_s)
-        wires, takes, latencies = table.counts(wire_s, takes_s, latency_s)
-        wires, floors = np.where(floored, (wires, takes), (wires + takes, 0 * takes))
-        rows = np.stack([wires * table.size, wires, floors, latencies], axis=1)
+    taken = np.stack([np.where(floored, 0, table.size), ~floored, floored])
+    latest, tolerance_s = np.array([1.0, 0.0, 0.0, 0.0]), table.tolerance_s
+    for _ in range(15):  # until it does not change any more which latencies are hidden
+        messages, latencies = table.counts(latest[:3] @ taken, float(latest[3]))
+        rows = np.stack([*(messages * taken), latencies], axis=1)
         found = _least_squares(rows / tolerance_s[:, None], table.seconds / tolerance_s)
         if np.allclose(found, latest, rtol=1e-9, atol=0):
             break
         latest = found
         tolerance_s = table.tolerance_s * np.sqrt(np.maximum(1, np.abs(table.misses(found))))
     return found
-
-
-def _guess(floored: npt.NDArray[np.bool_], table: _Table) -> Floats:
-    """Begin with a link that has a rate, and a floor if that holds anything up."""
-    slope = float((table.seconds / table.size).min())
-    return np.array([slope, 0.0, float(table.seconds[floored].max(initial=0.0)), 0.0])
 
 
 def _least_squares(rows: Floats, wanted: Floats) -> Floats:

@@ -1,13 +1,13 @@
 """Why does an iteration take that long? Walk back from its end, always to what was waited for.
 
 Moments in the log that belong together are the same float, so causes are found by equality. Each
-link of the chain is computing, sending, or the latency until a transfer is over and its end known.
+link of the chain is computing, handling or sending a message, or waiting for its end to be known.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import groupby
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ class Cause(NamedTuple):
     """One thing that the iteration could not go on without."""
 
     what: str
-    """forward, backward, update, outside, sending, or latency: of a message whose bytes have left,
-    until the floor is over and its end known."""
+    """forward, backward, update, outside, handling, sending or latency."""
     name: str
     start_s: float
     end_s: float
@@ -37,10 +36,22 @@ class Cause(NamedTuple):
 class _Transfer(NamedTuple):
     name: str
     launched: float
+    handling: float
+    handled: float
     sending: float
     sent: float
-    over: float
     known: float
+
+    @property
+    def over(self) -> float:
+        return max(self.handled, self.sent)
+
+
+class _Awaited(NamedTuple):
+    """That which one had to wait for: a transfer was handled, sent, over, or known to be."""
+
+    transfer: _Transfer
+    what: Literal["handled", "sent", "over", "known"]
 
 
 def critical_path(found: Simulation) -> list[Cause]:
@@ -82,6 +93,7 @@ class _Walk:
 
     def __init__(self, found: Simulation, log: Moments) -> None:
         self._steps: dict[float, list[Cause]] = defaultdict(list)
+        self._handled: dict[float, _Transfer] = {}
         self._sent: dict[float, _Transfer] = {}
         self._over: dict[float, _Transfer] = {}
         self._known: dict[float, _Transfer] = {}
@@ -90,6 +102,7 @@ class _Walk:
             start, end = log.step_start[row, worker, step], log.step_end[row, worker, step]
             self._steps[float(end)].append(Cause(*names[step], float(start), float(end), worker))
         for transfer in _transfers(found, log):
+            self._handled[transfer.handled] = transfer
             self._sent[transfer.sent] = transfer
             self._over[transfer.over] = transfer
             self._known[transfer.known] = transfer
@@ -102,11 +115,18 @@ class _Walk:
                 yield cause
                 cause = self._before_computing(cause.start_s, cause.worker)
             else:
-                transfer, until = cause
-                if until > transfer.sent:
-                    yield Cause("latency", transfer.name, transfer.sent, until)
-                yield Cause("sending", transfer.name, transfer.sending, transfer.sent)
-                cause = self._before_sending(transfer)
+                yield from self._stages(cause)
+                cause = self._before(*_last_stage(cause))
+
+    def _stages(self, awaited: _Awaited) -> Iterator[Cause]:
+        """Yield what happened to a transfer last, back to when it was handled or sent."""
+        transfer, what = awaited
+        if what == "known" and transfer.known > transfer.over:
+            yield Cause("latency", transfer.name, transfer.over, transfer.known)
+        if _last_stage(awaited).what == "handled":
+            yield Cause("handling", transfer.name, transfer.handling, transfer.handled)
+        else:
+            yield Cause("sending", transfer.name, transfer.sending, transfer.sent)
 
     def _before_computing(self, moment: float, worker: int) -> "_Found":
         """Computing begins when the step before is over, or when a transfer is known to be."""
@@ -115,25 +135,36 @@ class _Walk:
                 return step
         return self._known_at(moment)
 
-    def _before_sending(self, transfer: _Transfer) -> "_Found":
-        """Sending begins when the link is free, the gradient is ready, or the window opens.
+    def _before(self, transfer: _Transfer, what: str) -> "_Found":
+        """Handling and sending begin when the message before has been handled, or sent.
 
-        The link is free when the message before has left it, and the one before that is over.
+        Both also wait until the one before that is over, the gradient ready, and the window open.
         """
-        if transfer.launched < transfer.sending:
-            before = self._sent.get(transfer.sending) or self._over.get(transfer.sending)
-            return None if before is None else (before, transfer.sending)
+        began, same = transfer.sending, self._sent
+        if what == "handled":
+            began, same = transfer.handling, self._handled
+        if transfer.launched < began:
+            if began in same:
+                return _Awaited(same[began], "handled" if what == "handled" else "sent")
+            return _Awaited(self._over[began], "over") if began in self._over else None
         for step in self._steps.get(transfer.launched, []):
             if step.what == "backward":
                 return step
         return self._known_at(transfer.launched)
 
     def _known_at(self, moment: float) -> "_Found":
-        transfer = self._known.get(moment)
-        return None if transfer is None else (transfer, moment)
+        return _Awaited(self._known[moment], "known") if moment in self._known else None
 
 
-_Found = Cause | tuple[_Transfer, float] | None
+_Found = Cause | _Awaited | None
+
+
+def _last_stage(awaited: _Awaited) -> _Awaited:
+    """Tell whether a transfer was over because it had been handled, or because it had been sent."""
+    transfer, what = awaited
+    if what in ("over", "known"):
+        return _Awaited(transfer, "handled" if transfer.handled > transfer.sent else "sent")
+    return awaited
 
 
 def _transfers(found: Simulation, log: Moments) -> Iterator[_Transfer]:
@@ -141,5 +172,5 @@ def _transfers(found: Simulation, log: Moments) -> Iterator[_Transfer]:
     sizes = [tensor.bytes for tensor in found.job.tensors]
     labels = [label(parts, names, sizes) for parts in found.pieces.sub_tasks()]
     for row, operation in np.argwhere(~np.isnan(log.launched)).tolist():
-        times = (log.launched, log.sending, log.sent, log.over, log.known)
+        times = (log.launched, log.handling, log.handled, log.sending, log.sent, log.known)
         yield _Transfer(labels[operation % len(labels)], *(float(t[row, operation]) for t in times))

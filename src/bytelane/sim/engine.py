@@ -16,7 +16,7 @@ from bytelane.errors import InputError
 from bytelane.job import Job
 from bytelane.sim import kernel
 from bytelane.sim.fluid import optimal_iteration_s
-from bytelane.sim.kernel import AT_ONCE, Log, Now, Work
+from bytelane.sim.kernel import Log, Now, Work
 from bytelane.sim.layout import (
     ITERATIONS_WITH_JITTER,
     Jitter,
@@ -204,24 +204,23 @@ def _state(job: Job, cluster: Cluster, schedule: Policy | Plan, workers: int) ->
 def busiest_link_ticks(work: Work, state: State, log: Log) -> float:
     """Return how long its messages keep it in an iteration, whenever they are sent.
 
-    They leave it one after the other, and two are under way at a time: whatever takes longer. Where
-    messages may be fused the log tells which they were.
+    They leave it one after the other, and are handled so: whatever takes longer. Where messages may
+    be fused the log tells which they were.
     """
     links = work.link[state.lane]
-    occupied, under_way = np.zeros((2, max(work.link.tolist()) + 1), dtype=np.int64)
+    sending, handling = np.zeros((2, max(work.link.tolist()) + 1), dtype=np.int64)
     iterations = 1
     if not state.counters[:, FUSION].any():
-        np.add.at(occupied, links, work.send_ticks)
-        np.add.at(under_way, links, np.maximum(work.send_ticks, work.floor_ticks[state.lane]))
+        np.add.at(sending, links, work.send_ticks)
+        np.add.at(handling, links, work.floor_ticks[state.lane])
     else:
         iterations = len(log.sent)
-        for moments in zip(log.sending, log.sent, log.over, strict=True):
+        for moments in zip(log.sending, log.sent, log.handling, log.handled, strict=True):
             columns = (column.tolist() for column in (links, *moments))
             # What travels in one message is on the link at the same time, and counts once.
-            for link, began, sent, over in set(zip(*columns, strict=True)):
-                occupied[link] += sent - began
-                under_way[link] += over - began
+            for link, began, sent, held, let_go in set(zip(*columns, strict=True)):
+                sending[link] += sent - began
+                handling[link] += let_go - held
     # In whole numbers: ticks may be too many for a float to count.
-    both = zip(occupied.tolist(), under_way.tolist(), strict=True)
-    most: int = max(max(AT_ONCE * on_it, beside) for on_it, beside in both)
-    return most / (AT_ONCE * iterations)
+    busiest: int = max(*sending.tolist(), *handling.tolist())
+    return busiest / iterations

@@ -33,8 +33,8 @@ from bytelane.core.kernel import (
     start,
 )
 
-# Messages under way on a link, of which one is leaving it: gloo has two threads. Not to be turned:
-# ``_launch`` remembers two ends.
+# Messages under way on a link, of which one is leaving it and one is handled: gloo has two threads.
+# Not to be turned: ``_launch`` remembers two ends.
 AT_ONCE = 2
 FIRST_FORWARD = 1
 NEVER = np.iinfo(np.int64).max
@@ -58,7 +58,7 @@ class Work(NamedTuple):
     overhead_ticks: Ints
     """Lane -> how much of that is saved by travelling in another operation's message."""
     floor_ticks: Ints
-    """Lane -> the least that a message is under way, of which there are two at a time at most."""
+    """Lane -> how long it takes to handle a message, while bytes of another may leave."""
     link: Ints
     """Lane -> the link it uses."""
     latency_ticks: int
@@ -73,6 +73,8 @@ class Now(NamedTuple):
     clock: Ints
     compute_end: Ints
     link_free: Ints
+    handler_free: Ints
+    """Link -> when the last of its messages is handled: one is, after the other."""
     over_at: Ints
     """Link -> when the last but one and the last of its messages are over."""
     counters: Ints
@@ -97,9 +99,10 @@ class Log(NamedTuple):
     step_end: Ints
     """Iteration, worker, step."""
     launched: Ints
+    handling: Ints
+    handled: Ints
     sending: Ints
     sent: Ints
-    over: Ints
     known: Ints
     """Iteration, operation; negative for what did not happen."""
 
@@ -208,7 +211,7 @@ def _launch(state: State, work: Work, now: Now, log: Log, lane: int) -> None:
     operation = start(state, lane)
     while operation != NOTHING:
         link = work.link[lane]
-        begin = max(now.clock[0], now.link_free[link], now.over_at[link, 0])
+        ready = max(now.clock[0], now.over_at[link, 0])
         length = work.send_ticks[operation]
         first, together = now.newest[lane], 0
         room = state.counters[lane, FUSION] - state.size[operation]
@@ -220,29 +223,39 @@ def _launch(state: State, work: Work, now: Now, log: Log, lane: int) -> None:
             if operation != NOTHING:
                 room -= state.size[operation]
                 length += work.send_ticks[operation] - work.overhead_ticks[lane]
-        end = begin + length
-        over = begin + max(length, work.floor_ticks[lane])
-        now.link_free[link] = end
+        handling, sending = max(ready, now.handler_free[link]), max(ready, now.link_free[link])
+        handled, sent = handling + work.floor_ticks[lane], sending + length
+        now.handler_free[link] = handled
+        now.link_free[link] = sent
         now.over_at[link, 0] = now.over_at[link, 1]
-        now.over_at[link, 1] = over
+        now.over_at[link, 1] = max(handled, sent)
+        known = max(handled, sent) + work.latency_ticks
         now.flights[lane] += together
         for _ in range(together):
-            now.known_at[first] = over + work.latency_ticks
+            now.known_at[first] = known
             if log.launched.shape[0] > 0:
-                _write_down(now, log, now.flying[first], begin, end, over, work.latency_ticks)
+                _write_down(now, log, now.flying[first], handling, handled, sending, sent, known)
             first = _behind(state, lane, first)
         operation = start(state, lane)
 
 
 def _write_down(
-    now: Now, log: Log, operation: int, begin: int, end: int, over: int, latency: int
+    now: Now,
+    log: Log,
+    operation: int,
+    handling: int,
+    handled: int,
+    sending: int,
+    sent: int,
+    known: int,
 ) -> None:
     kept = log.launched.shape[0]
     row = now.rounds[operation] - (log.iteration_start.shape[1] - 1 - kept)
     now.rounds[operation] += 1
     if row >= 0:
         log.launched[row, operation] = now.clock[0]
-        log.sending[row, operation] = begin
-        log.sent[row, operation] = end
-        log.over[row, operation] = over
-        log.known[row, operation] = over + latency
+        log.handling[row, operation] = handling
+        log.handled[row, operation] = handled
+        log.sending[row, operation] = sending
+        log.sent[row, operation] = sent
+        log.known[row, operation] = known

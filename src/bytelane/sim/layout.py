@@ -48,9 +48,10 @@ class Moments(NamedTuple):
     step_start: Floats
     step_end: Floats
     launched: Floats
+    handling: Floats
+    handled: Floats
     sending: Floats
     sent: Floats
-    over: Floats
     known: Floats
 
     def last(self, count: int, back: int = 0) -> "Moments":
@@ -109,8 +110,7 @@ def lay_out(
         needed_by=job.columns.needed_by,
         send_ticks=_whole(send_s * ticks_per_s),
         overhead_ticks=np.array([round(one * overhead_s * ticks_per_s) for one in share]),
-        # Half an all-reduce wakes up as many threads as a whole one does.
-        floor_ticks=np.full(len(share), round(floor_s * ticks_per_s)),
+        floor_ticks=np.array([round(one * floor_s * ticks_per_s) for one in share]),
         link=np.array(link),
         latency_ticks=round(cluster.link.latency_s * ticks_per_s),
         barrier=schedule.barrier,
@@ -156,6 +156,7 @@ def make_now(job: Job, state: State, work: Work) -> Now:
         clock=np.zeros(1, dtype=np.int64),
         compute_end=np.zeros(workers, dtype=np.int64),
         link_free=np.zeros(links, dtype=np.int64),
+        handler_free=np.zeros(links, dtype=np.int64),
         over_at=np.zeros((links, kernel.AT_ONCE), dtype=np.int64),
         counters=np.zeros((workers, kernel.UNSYNCHRONISED + 1), dtype=np.int64),
         layer_missing=np.zeros((workers, len(job.layers)), dtype=np.int64),
@@ -172,7 +173,7 @@ def make_log(work: Work, iterations: int, kept: int) -> Log:
     """Make room for so many iterations, and for the details of the last of them."""
     workers, steps = work.step_ticks.shape[1:]
     computing = _not_yet(2, kept, workers, steps)
-    communicating = _not_yet(5, kept, work.send_ticks.size)
+    communicating = _not_yet(6, kept, work.send_ticks.size)
     return Log(_not_yet(workers, iterations + 1), *computing, *communicating)
 
 

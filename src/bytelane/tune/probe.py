@@ -15,15 +15,19 @@ from bytelane.core import CreditWindow, Operation, Plan, SubTask
 from bytelane.measure import measure_link
 from bytelane.measure.network import FEW_SIZES, lead_in, messages_in_a_row
 from bytelane.runtime.engine import Engine
-from bytelane.runtime.torch.transport import AllReduceTransport, Gradient
+from bytelane.runtime.torch.synchroniser import carrier_of
+from bytelane.runtime.torch.transport import Gradient
 
 TIMEOUT_S = 120.0
 FLOAT_BYTES = 4
 
 
-def probe(group: dist.ProcessGroup) -> Link:
-    """Fit a link to rows of our own operations; every rank of the group must call this."""
-    make_row = functools.cache(_Row)
+def probe(group: dist.ProcessGroup, *, in_halves: bool = False) -> Link:
+    """Fit a link to rows of our own operations; every rank of the group must call this.
+
+    ``in_halves``: all are reduce-scattered, then gathered, which is another way to send.
+    """
+    make_row = functools.cache(functools.partial(_Row, in_halves=in_halves))
     # One memory for all rows: a model that fills the machine may be in training.
     memory = torch.zeros(max(size * messages_in_a_row(size) for size in FEW_SIZES) // FLOAT_BYTES)
 
@@ -38,15 +42,18 @@ def probe(group: dist.ProcessGroup) -> Link:
 class _Row:
     """Operations of one size, one after the other."""
 
-    def __init__(self, group: dist.ProcessGroup, size: int, messages: int, in_flight: int) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, size: int, messages: int, in_flight: int, *, in_halves: bool
+    ) -> None:
         total = size * messages
         operations = tuple(
             Operation((SubTask(0, start, start + size),)) for start in range(0, total, size)
         )
         window = CreditWindow(size * in_flight)
-        plan = Plan("row", (total,), operations, window, barrier=True)
+        gathered = tuple(range(messages)) if in_halves else ()
+        plan = Plan("row", (total,), operations, window, barrier=True, gather_order=gathered)
         self._group = group
-        self._transport = AllReduceTransport(plan, [torch.float32], [group], ["everything"])
+        self._transport = carrier_of(plan)(plan, [torch.float32], [group], ["everything"])
         self._engine = Engine(
             plan, self._transport, tensor_names=("everything",), timeout_s=TIMEOUT_S
         )

@@ -18,6 +18,11 @@ from bytelane.runtime.torch.transport import AllReduceTransport, Gradient, Gradi
 from bytelane.trace.recording import PlanLine, Recorder, RoundLine
 
 
+def carrier_of(plan: Plan) -> type[GradientTransport]:
+    """Return what carries a plan's operations: all-reduces, or our own ring in two halves."""
+    return RingTransport if plan.gather_order else AllReduceTransport
+
+
 class Synchroniser:
     """One rank's side of all rounds."""
 
@@ -42,8 +47,7 @@ class Synchroniser:
 
     def install(self, plan: Plan, trained: Trained) -> None:
         """Use this plan from now on; nothing of the last one may be in flight. All ranks do."""
-        carry = RingTransport if plan.gather_order else AllReduceTransport
-        self.transport: GradientTransport = carry(
+        self.transport: GradientTransport = carrier_of(plan)(
             plan,
             trained.dtypes,
             self._groups.lanes(plan.lanes),
