@@ -39,6 +39,7 @@ from bytelane.bench.contender import (
 from bytelane.bench.emulate import EmulatedModel, expected_weight, gradient_shift
 from bytelane.bench.models import load_task
 from bytelane.bench.predict import ddp_plan
+from bytelane.bench.rank import Links
 from bytelane.cli.main import app
 from bytelane.cluster import Link
 from bytelane.core import Knobs
@@ -46,6 +47,7 @@ from bytelane.errors import InputError, TrainingError
 from bytelane.job import Job, Layer, Tensor, save
 from bytelane.lab import Lab
 from bytelane.measure import measure_link
+from bytelane.tune.probe import probe
 from ranks import Pool
 from strategies import jobs
 
@@ -365,11 +367,19 @@ def test_the_expected_weight_is_plain_sgd_by_hand() -> None:
     assert torch.equal(weight, expected_weight(1, 5, world=2, iterations=3))
 
 
-def measured(rank: int) -> Link:
+def measured(rank: int) -> list[Link]:
     group = dist.new_group(backend="gloo")
-    return measure_link(group)[0]
+    return [measure_link(group)[0], probe(group), probe(group, in_halves=True)]
 
 
-def test_every_rank_can_measure_its_link(two_ranks: Pool) -> None:
-    for link in two_ranks.run(measured):
-        assert link.rate > 0
+def test_every_rank_finds_the_same_link_by_each_way_of_sending(two_ranks: Pool) -> None:
+    first, second = two_ranks.run(measured)
+    assert first == second
+    assert all(link.rate > 0 for link in first)
+
+
+def test_a_contender_has_to_do_with_the_network_as_it_finds_it() -> None:
+    links = Links(Link(1.0), Link(2.0), Link(3.0))
+    assert [links.of(c).rate for c in (BUCKETS[0], ComputeOnly())] == [1, 1]
+    assert [links.of(Ours(p, None)).rate for p in ("auto", "units", "fifo")] == [2, 2, 2]
+    assert [links.of(Ours(p, None)).rate for p in ("dear", "fsdp")] == [3, 3]

@@ -244,6 +244,8 @@ def test_the_page_at_the_end_sets_real_beside_predicted(
     assert "25 % of an iteration" in text
     assert f"done: {choice.taken.name}" in text
     assert "idle" not in "\n".join(lines(choice, 0.2, None))
+    changed = "\n".join(lines(choice, 0.2, None, replanned="fifo"))
+    assert f"done: policy fifo, as replan() has asked, instead of {choice.taken.name}" in changed
     print_page(None, 0.2, 0.1)
     print_page(choice, None, None)
     assert capsys.readouterr().out == ""

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -220,8 +221,8 @@ def _planning(
         "planner": planner,
         "probe": probe,
         "review": planner.review,
-        "farewell": lambda status: print_page(
-            planner.choice, status.iteration_s, status.link_busy_s
+        "farewell": lambda status, **since: print_page(
+            planner.choice, status.iteration_s, status.link_busy_s, **since
         ),
     }
 
@@ -249,6 +250,8 @@ def replan(
     planner = make_planner(policy, knobs, barrier, lanes=_one_unless(lanes))
     if session is not None:
         session.propose(planner)
+        if session.farewell is not None:
+            session.farewell = partial(session.farewell, replanned=policy)
 
 
 def status(model: "torch.nn.Module") -> "Status | None":

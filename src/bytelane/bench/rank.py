@@ -51,6 +51,8 @@ from bytelane.runtime.torch.control import Control
 from bytelane.sim import make_planner
 from bytelane.tune.probe import probe
 
+# A second is enough to plan by, but what small messages cost comes and goes over seconds.
+MEASURED_S = 4.0
 MUTATED_ITERATIONS = 3
 MUTATED_KNOBS = Knobs(partition_bytes=2**20, credit_bytes=2**21)
 
@@ -69,7 +71,7 @@ def main(folder: Path) -> None:
 
 def run(experiment: Experiment, folder: Path) -> Result:
     """Measure the network, then every contender in turn, so that a disturbance hits them all."""
-    links = _Links.measured(experiment.contenders)
+    links = Links.measured(experiment.contenders)
     what = experiment.what
     job = what if isinstance(what, Job) else _measured(what)
     _say("communication only: warming up")
@@ -89,7 +91,7 @@ def run(experiment: Experiment, folder: Path) -> Result:
     return Result(job, experiment.workers, links.plain, cells, _finds_a_mutation(mutant))
 
 
-class _Links(NamedTuple):
+class Links(NamedTuple):
     """The network as each way of sending finds it; times are the slowest rank's, so all agree."""
 
     plain: Link
@@ -100,11 +102,12 @@ class _Links(NamedTuple):
     """By our own engine, which reduce-scatters first and then gathers."""
 
     @classmethod
-    def measured(cls, contenders: Sequence[Contender]) -> "_Links":
+    def measured(cls, contenders: Sequence[Contender]) -> "Links":
         (lane,) = our_groups().lanes(1)
-        plain, _ = measure_link(lane)
-        ours = probe(lane)
-        halves = probe(lane, in_halves=True) if any(map(in_halves, contenders)) else ours
+        plain, _ = measure_link(lane, budget_s=MEASURED_S)
+        ours = halves = probe(lane, budget_s=MEASURED_S)
+        if any(map(in_halves, contenders)):
+            halves = probe(lane, in_halves=True, budget_s=MEASURED_S)
         return cls(plain, ours, halves)
 
     def of(self, contender: Contender) -> Link:
@@ -118,7 +121,7 @@ class _Contest:
     """The contenders that can run here, and their times."""
 
     def __init__(
-        self, experiment: Experiment, job: Job, links: _Links, communication: CommunicationTrainer
+        self, experiment: Experiment, job: Job, links: Links, communication: CommunicationTrainer
     ) -> None:
         self._experiment = experiment
         self._job = job

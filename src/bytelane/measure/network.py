@@ -70,13 +70,15 @@ def profile_network(group: "dist.ProcessGroup", budget_s: float = 20.0) -> Netwo
     )
 
 
-def measure_link(group: "dist.ProcessGroup", send: Send | None = None) -> tuple[Link, list[Sample]]:
+def measure_link(
+    group: "dist.ProcessGroup", send: Send | None = None, budget_s: float = 1.0
+) -> tuple[Link, list[Sample]]:
     """Fit a link quickly, to few sizes; every rank of the group must call this.
 
     ``send`` sends a row of messages in a way of one's own. Training must not end because a moment
     was noisy: where nothing fits, the link is one on which the largest messages take their time.
     """
-    samples = take_samples(group, FEW_SIZES, IN_FLIGHT, budget_s=1.0, send=send or all_reduce_row)
+    samples = take_samples(group, FEW_SIZES, IN_FLIGHT, budget_s, send or all_reduce_row)
     factor = Cluster(group.size(), Link(1.0)).wire_factor
     try:
         return fit_link(samples, factor), samples

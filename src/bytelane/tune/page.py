@@ -4,19 +4,29 @@ from bytelane.tune.search import Choice
 from bytelane.units import format_seconds
 
 
-def print_page(choice: Choice | None, iteration_s: float | None, busy_s: float | None) -> None:
+def print_page(
+    choice: Choice | None,
+    iteration_s: float | None,
+    busy_s: float | None,
+    replanned: str | None = None,
+) -> None:
     """Print the page, if there is anything to tell."""
     if choice is not None and iteration_s is not None:
-        print(
-            "\n".join(["", "bytelane: how it went", *lines(choice, iteration_s, busy_s)]),
-            flush=True,
-        )
+        told = lines(choice, iteration_s, busy_s, replanned)
+        print("\n".join(["", "bytelane: how it went", *told]), flush=True)
 
 
-def lines(choice: Choice, iteration_s: float, busy_s: float | None) -> list[str]:
-    """Return a line for each number."""
+def lines(
+    choice: Choice, iteration_s: float, busy_s: float | None, replanned: str | None = None
+) -> list[str]:
+    """Return a line for each number; ``replanned`` is what a user has asked for since."""
+    predicted = f"predicted {format_seconds(choice.taken.iteration_s)}"
+    done = choice.taken.name
+    if replanned is not None:
+        predicted = f"{predicted} for {done}"
+        done = f"policy {replanned}, as replan() has asked, instead of {done}"
     rows = [
-        ("iteration", iteration_s, f"predicted {format_seconds(choice.taken.iteration_s)}"),
+        ("iteration", iteration_s, predicted),
         ("computing alone", choice.compute_s, "measured on the slowest rank"),
         ("communication alone", choice.communication_s, "predicted from the measured link"),
         ("lower bound", choice.bound_s, "the longer of the two"),
@@ -30,4 +40,4 @@ def lines(choice: Choice, iteration_s: float, busy_s: float | None) -> list[str]
     table = [
         f"  {name:<{width}}  {format_seconds(seconds):>9}  {note}" for name, seconds, note in rows
     ]
-    return [*table, f"  done: {choice.taken.name}"]
+    return [*table, f"  done: {done}"]

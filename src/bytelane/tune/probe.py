@@ -22,7 +22,7 @@ TIMEOUT_S = 120.0
 FLOAT_BYTES = 4
 
 
-def probe(group: dist.ProcessGroup, *, in_halves: bool = False) -> Link:
+def probe(group: dist.ProcessGroup, *, in_halves: bool = False, budget_s: float = 1.0) -> Link:
     """Fit a link to rows of our own operations; every rank of the group must call this.
 
     ``in_halves``: all are reduce-scattered, then gathered, which is another way to send.
@@ -35,7 +35,7 @@ def probe(group: dist.ProcessGroup, *, in_halves: bool = False) -> Link:
         row = make_row(group, size, messages, in_flight)
         return row.send(memory[: size * messages // FLOAT_BYTES])
 
-    link, _ = measure_link(group, send=send)
+    link, _ = measure_link(group, send, budget_s)
     return link
 
 
