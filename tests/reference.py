@@ -98,7 +98,7 @@ class Stage:
     """One of the transfers that each message goes through in turn."""
 
     link: int = 0
-    divisor: int = 1  # the stage costs the message's wire time and theta divided by this
+    divisor: int = 1  # the stage costs the message's wire time, theta and floor divided by this
     by_layer: bool = False  # lowest (layer, part) first, else first come, first served
     after_all: bool = False  # opens when all messages have finished the stage before
 

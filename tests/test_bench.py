@@ -187,7 +187,7 @@ def test_the_table_has_a_line_a_contender(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    ours = ("bytelane, auto", "bytelane, units in ready order")
+    ours = ("bytelane, auto", "bytelane, auto in ready order")
     for name in ("compute only", "DDP, 1 MiB buckets", *ours):
         assert any(line.startswith(name) for line in lines), name
     assert "FSDP2 did not run here" in done.stdout
@@ -219,6 +219,7 @@ def test_ranks_that_take_too_long_are_ended() -> None:
         ({"ratio": 0.0}, "a ratio of 0.0 makes no sense"),
         ({"what": "cnn", "ratio": 1.0}, "no effect on a real model"),
         ({"contenders": (OURS, OURS)}, "named twice"),
+        ({"contenders": (Ours("auto", None, "as ready"),)}, "auto itself must choose"),
         ({"drop": 1.0}, "cannot drop by 1.0"),
         ({"what": Job("j", SMALL.layers, ())}, "nothing to compare"),
         ({"what": Job("j", SMALL.layers, (Tensor("odd", 7, (0,)),))}, "7 bytes are not whole"),
@@ -240,6 +241,7 @@ def test_impossible_experiments_are_refused(changes: dict[str, object], complain
         lambda: Ours("optimal", Knobs()),
         lambda: Ours("fusion", None, "as ready"),
         lambda: Ours("fifo", None, "by rank 0"),
+        lambda: Ours("auto", None, "by rank 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_ranks_start(make: object) -> None:
@@ -285,7 +287,7 @@ def test_what_sends_in_ready_order_has_the_pieces_that_auto_has_chosen() -> None
     *_, as_ready, by_rank_0 = everyone(Ours("auto", None))
     chosen = Knobs(768, 1536)
     assert with_pieces_of_auto(as_ready, chosen) == Ours("units", chosen, "as ready")
-    for other in (by_rank_0, OURS, Ours(OURS.policy, OURS.knobs, "as ready"), BUCKETS[0]):
+    for other in (by_rank_0, OURS, Ours("units", None, "as ready"), BUCKETS[0]):
         assert with_pieces_of_auto(other, chosen) == other
 
 

@@ -75,3 +75,10 @@ def test_the_optimum_has_no_path() -> None:
     job = Job("job", (Layer("only", 1.0, 1.0),), (Tensor("t", 8, (0,)),))
     with pytest.raises(InputError, match="no critical path"):
         critical_path(simulated(job, ("allreduce", "optimal"), 0.0, 0.0, 1.0))
+
+
+def test_small_messages_wait_for_the_one_before_to_be_handled() -> None:
+    job = Job("one layer", (Layer("l", 1.0, 1.0),), tuple(Tensor(t, 8, (0,)) for t in "ab"))
+    found = simulated(job, ("allreduce", "fifo"), theta=0.0, lam=0.5, slow=1.0, floor=3.0)
+    kinds = [(cause.what, cause.name, cause.seconds) for cause in critical_path(found)]
+    assert kinds[-3:] == [("handling", "a", 3.0), ("handling", "b", 3.0), ("latency", "b", 0.5)]

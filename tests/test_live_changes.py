@@ -132,6 +132,22 @@ def test_what_a_user_has_proposed_is_not_reviewed() -> None:
     assert planning.wish is Wish.PLAN
 
 
+def told_at_the_end(rank: int) -> str:
+    net, opt = make()
+    bytelane.prepare(net, opt, timeout_s=30)
+    session = session_of(net)
+    said: list[str | None] = []
+    session.farewell = lambda status, replanned=None: said.append(replanned)
+    session.say_farewell()
+    bytelane.replan(net, policy="fifo")
+    session.say_farewell()
+    return str(said)
+
+
+def test_what_is_told_at_the_end_knows_of_a_users_plan(two_ranks: Pool) -> None:
+    assert two_ranks.run(told_at_the_end) == ["[None, 'fifo']", "[]"]
+
+
 def asked_for(rank: int) -> list[str]:
     net, opt = make()
     bytelane.prepare(net, opt, timeout_s=30, **POLICIES[3])

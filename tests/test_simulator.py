@@ -231,11 +231,11 @@ def test_no_schedule_beats_the_bound_or_the_optimum(
     assert found.iteration_s >= found.optimal_s - 1e-9
 
 
-@given(jobs(), knob_values, eighths, eighths, server_policies)
+@given(jobs(), knob_values, eighths, eighths, floors, server_policies)
 def test_no_schedule_with_servers_beats_the_optimum(
-    job: Job, knobs: Knobs, theta: float, lam: float, name: str
+    job: Job, knobs: Knobs, theta: float, lam: float, floor: float, name: str
 ) -> None:
-    found = simulate(job, name, knobs, theta=theta, lam=lam, servers=2)
+    found = simulate(job, name, knobs, theta=theta, lam=lam, floor=floor, servers=2)
     assert found.iteration_s >= max(found.bound_s, found.optimal_s) - 1e-9
 
 

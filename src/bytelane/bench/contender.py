@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from bytelane.cluster import Cluster, Link
 from bytelane.core import Knobs, make_policy, policies_for
@@ -16,6 +17,7 @@ from bytelane.units import format_bytes
 MEBIBYTE = 2**20
 AUTO = "auto"
 Order: TypeAlias = Literal["by plan", "as ready", "by rank 0"]
+ABLATIONS: Mapping[Order, str] = {"as ready": " in ready order", "by rank 0": " ordered by rank 0"}
 # Who takes this many times as long as the fastest is not repeated. Nor is a bucket size of DDP that
 # is so much slower than the best one; repetitions differ by far less.
 FAR_BEHIND, WORSE_BUCKET = 2.0, 1.15
@@ -71,12 +73,12 @@ class Ours(msgspec.Struct, frozen=True, tag="bytelane"):
     policy: str
     knobs: Knobs | None
     order: Order = "by plan"
-    """Anything else is an ablation of the same engine: in it nothing overtakes (units and window
-    are those of ours), or the first rank decides while training runs."""
+    """Anything else is an ablation of the same engine: in it nothing overtakes (the size of units
+    and the window are those of ours), or the first rank decides while training runs."""
 
     def __post_init__(self) -> None:
         if self.policy == AUTO:
-            if self.knobs is not None or self.order != "by plan":
+            if self.knobs is not None or self.order == "by rank 0":
                 raise InputError(f"policy {AUTO} chooses pieces and order itself; give none")
             return
         look_for(self.policy)  # here, since ranks are processes of their own
@@ -86,8 +88,7 @@ class Ours(msgspec.Struct, frozen=True, tag="bytelane"):
 
     @property
     def name(self) -> str:
-        ablations = {"as ready": " in ready order", "by rank 0": " ordered by rank 0"}
-        return f"bytelane, {self.policy}{ablations.get(self.order, '')}"
+        return f"bytelane, {self.policy}{ABLATIONS.get(self.order, '')}"
 
 
 def overtakes(policy: str) -> bool:
@@ -113,15 +114,17 @@ def everyone(ours: Ours, *others: Ours) -> tuple[Contender, ...]:
 
     ``others`` are policies to stand beside it, without ablations of their own.
     """
-    policy = "units" if ours.policy == AUTO else ours.policy
-    orders: tuple[Order, ...] = ("as ready", "by rank 0") if overtakes(policy) else ()
-    ablations = (Ours(policy, ours.knobs, order) for order in orders)
+    ablations: tuple[Ours, ...] = ()
+    if ours.policy == AUTO:
+        ablations = Ours(AUTO, None, "as ready"), Ours("units", None, "by rank 0")
+    elif overtakes(ours.policy):
+        ablations = tuple(replace(ours, order=order) for order in ABLATIONS)
     return ComputeOnly(), CommunicationOnly(), *BUCKETS, Fsdp(), *others, ours, *ablations
 
 
 def with_pieces_of_auto(contender: Contender, chosen: Knobs) -> Contender:
     """Give the ablation of ``auto`` in which nothing overtakes the pieces that auto has chosen."""
-    if contender == Ours("units", None, "as ready"):
+    if contender == Ours(AUTO, None, "as ready"):
         return Ours("units", chosen, "as ready")
     return contender
 

@@ -4,7 +4,7 @@ from statistics import median
 
 import msgspec
 
-from bytelane.bench.contender import CommunicationOnly, ComputeOnly, Contender
+from bytelane.bench.contender import AUTO, CommunicationOnly, ComputeOnly, Contender, Ours
 from bytelane.cluster import Link
 from bytelane.core import Knobs
 from bytelane.errors import InputError
@@ -75,6 +75,9 @@ class Experiment(msgspec.Struct, frozen=True):
             raise InputError(f"links cannot drop by {self.drop}; use 0 to 0.9, such as 0.3")
         if len(set(self.contenders)) < len(self.contenders):
             raise InputError("a contender is named twice")
+        auto, ablation = Ours(AUTO, None), Ours(AUTO, None, "as ready")
+        if ablation in self.contenders and auto not in self.contenders:
+            raise InputError(f"{ablation.name}: {AUTO} itself must choose the pieces before")
 
 
 def _require_comparable(job: Job) -> None:
@@ -133,7 +136,9 @@ class Result(msgspec.Struct, frozen=True):
     """As it was run: scaled to the ratio, or measured."""
     workers: int
     link: Link
-    """As measured between the ranks."""
+    """As measured between the ranks, by plain all-reduces."""
+    our_link: Link
+    """As our own engine finds it, whose work is a part of what a message costs."""
     cells: tuple[Cell, ...]
     mutation_found: bool
     """Whether the check of the weights noticed a piece that was put one element too far."""

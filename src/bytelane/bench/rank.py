@@ -88,7 +88,8 @@ def run(experiment: Experiment, folder: Path) -> Result:
         contest.run_all(repetition)
     cells = tuple(contest.cell(contender) for contender in experiment.contenders)
     mutant = _workload(experiment, scale_compute(job, 1e-3))
-    return Result(job, experiment.workers, links.plain, cells, _finds_a_mutation(mutant))
+    found = _finds_a_mutation(mutant)
+    return Result(job, experiment.workers, links.plain, links.ours, cells, found)
 
 
 class Links(NamedTuple):

@@ -265,7 +265,7 @@ def make_trainer(
             return DdpTrainer(workload, bucket_bytes)
         case Fsdp():
             return FsdpTrainer(workload)
-        case Ours("auto"):
+        case Ours("auto", None, "by plan"):
             auto = AutoPlanner(say=lambda line: print(line, flush=True))
             return OurTrainer(workload, auto, keep_iterations, probe=probe, review=auto.review)
         case Ours(policy, knobs, "by rank 0"):

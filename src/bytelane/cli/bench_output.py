@@ -10,6 +10,7 @@ from bytelane.cli.output import print_table
 
 if TYPE_CHECKING:
     from bytelane.bench import Cell, Experiment, Result
+    from bytelane.cluster import Link
     from bytelane.lab import Lab
     from bytelane.report.overlay import Pair
     from bytelane.trace import Trace
@@ -57,7 +58,10 @@ def print_result(result: "Result", experiment: "Experiment", lab: "Lab") -> None
 
     size = format_bytes(result.job.total_bytes)
     print(f"{result.job.name}, {size}, on {result.workers} workers, {format_rate(lab.rates[0])}")
-    print(f"({lab.mode} lab; measured between the ranks: {result.link})\n")
+    print(
+        f"{lab.mode} lab; measured between the ranks, by plain all-reduces and by our own engine:"
+    )
+    print(f"{result.link}\n{result.our_link}\n")
     titles = ("", "iteration", "spread", "of bound", "over best DDP", "off prediction", "weights")
     columns = list(zip(titles, *(_row(cell, result) for cell in result.cells), strict=True))
     told = [column for column in columns if any(column[1:])]
@@ -133,10 +137,8 @@ def document(result: "Result", experiment: "Experiment", lab: "Lab") -> dict[str
         "workers": result.workers,
         "lab_mode": lab.mode,
         "rate_bit_per_s": lab.rates[0] * 8,
-        "link_bit_per_s": result.link.rate * 8,
-        "link_overhead_ms": result.link.overhead_s * 1e3,
-        "link_latency_ms": result.link.latency_s * 1e3,
-        "link_floor_ms": result.link.floor_s * 1e3,
+        **_link_document("link", result.link),
+        **_link_document("our_link", result.our_link),
         "ratio": experiment.ratio,
         "jitter": experiment.conditions.jitter,
         "slow_rank": experiment.conditions.slow_rank,
@@ -145,6 +147,15 @@ def document(result: "Result", experiment: "Experiment", lab: "Lab") -> dict[str
         "best_ddp_ms": best and best * 1e3,
         "mutation_found": result.mutation_found,
         "contenders": [_cell_document(cell) for cell in result.cells],
+    }
+
+
+def _link_document(name: str, link: "Link") -> dict[str, Any]:
+    return {
+        f"{name}_bit_per_s": link.rate * 8,
+        f"{name}_overhead_ms": link.overhead_s * 1e3,
+        f"{name}_latency_ms": link.latency_s * 1e3,
+        f"{name}_floor_ms": link.floor_s * 1e3,
     }
 
 
