@@ -37,9 +37,9 @@ from bytelane.bench.contender import (
     with_pieces_of_auto,
 )
 from bytelane.bench.emulate import EmulatedModel, expected_weight, gradient_shift
+from bytelane.bench.links import Links
 from bytelane.bench.models import load_task
 from bytelane.bench.predict import ddp_plan
-from bytelane.bench.rank import Links
 from bytelane.cli.main import app
 from bytelane.cluster import Link
 from bytelane.core import Knobs
@@ -220,6 +220,7 @@ def test_ranks_that_take_too_long_are_ended() -> None:
         ({"what": "cnn", "ratio": 1.0}, "no effect on a real model"),
         ({"contenders": (OURS, OURS)}, "named twice"),
         ({"contenders": (Ours("auto", None, "as ready"),)}, "auto itself must choose"),
+        ({"contenders": everyone(Ours("auto", None))[::-1]}, "auto itself must choose"),
         ({"drop": 1.0}, "cannot drop by 1.0"),
         ({"what": Job("j", SMALL.layers, ())}, "nothing to compare"),
         ({"what": Job("j", SMALL.layers, (Tensor("odd", 7, (0,)),))}, "7 bytes are not whole"),

@@ -76,7 +76,7 @@ class Experiment(msgspec.Struct, frozen=True):
         if len(set(self.contenders)) < len(self.contenders):
             raise InputError("a contender is named twice")
         auto, ablation = Ours(AUTO, None), Ours(AUTO, None, "as ready")
-        if ablation in self.contenders and auto not in self.contenders:
+        if ablation in self.contenders[: (*self.contenders, auto).index(auto)]:
             raise InputError(f"{ablation.name}: {AUTO} itself must choose the pieces before")
 
 

@@ -3,10 +3,8 @@
 import functools
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 import msgspec
 import torch
@@ -20,7 +18,6 @@ from bytelane.bench.contender import (
     Ddp,
     Ours,
     far_behind,
-    in_halves,
     with_pieces_of_auto,
 )
 from bytelane.bench.experiment import (
@@ -30,6 +27,7 @@ from bytelane.bench.experiment import (
     Experiment,
     Result,
 )
+from bytelane.bench.links import Links
 from bytelane.bench.predict import lay_over, predict_ddp_s, predict_ours
 from bytelane.bench.scale import scale_compute
 from bytelane.bench.trainers import (
@@ -41,18 +39,14 @@ from bytelane.bench.trainers import (
     our_groups,
 )
 from bytelane.bench.workload import Emulated, Real, Workload, measure_job
-from bytelane.cluster import Cluster, Link
+from bytelane.cluster import Cluster
 from bytelane.core import Knobs
 from bytelane.errors import TrainingError
 from bytelane.job import Job
-from bytelane.measure import measure_link
 from bytelane.runtime.torch.agreement import bytes_from
 from bytelane.runtime.torch.control import Control
 from bytelane.sim import make_planner
-from bytelane.tune.probe import probe
 
-# A second is enough to plan by, but what small messages cost comes and goes over seconds.
-MEASURED_S = 4.0
 MUTATED_ITERATIONS = 3
 MUTATED_KNOBS = Knobs(partition_bytes=2**20, credit_bytes=2**21)
 
@@ -90,32 +84,6 @@ def run(experiment: Experiment, folder: Path) -> Result:
     mutant = _workload(experiment, scale_compute(job, 1e-3))
     found = _finds_a_mutation(mutant)
     return Result(job, experiment.workers, links.plain, links.ours, cells, found)
-
-
-class Links(NamedTuple):
-    """The network as each way of sending finds it; times are the slowest rank's, so all agree."""
-
-    plain: Link
-    """By plain all-reduces, such as DDP's."""
-    ours: Link
-    """By our own engine, whose work is a part of what an operation costs."""
-    in_halves: Link
-    """By our own engine, which reduce-scatters first and then gathers."""
-
-    @classmethod
-    def measured(cls, contenders: Sequence[Contender]) -> "Links":
-        (lane,) = our_groups().lanes(1)
-        plain, _ = measure_link(lane, budget_s=MEASURED_S)
-        ours = halves = probe(lane, budget_s=MEASURED_S)
-        if any(map(in_halves, contenders)):
-            halves = probe(lane, in_halves=True, budget_s=MEASURED_S)
-        return cls(plain, ours, halves)
-
-    def of(self, contender: Contender) -> Link:
-        """Return the one that this contender has to do with."""
-        if not isinstance(contender, Ours):
-            return self.plain
-        return self.in_halves if in_halves(contender) else self.ours
 
 
 class _Contest:
