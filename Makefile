@@ -59,6 +59,7 @@ soak: $(VENV)/.dev
 	$(BIN)/python tests/soak/lab.py --cycles 1000
 	$(BIN)/python tests/soak/watch.py --events 1000
 	$(BIN)/python tests/soak/training.py --seeds 1000
+	$(BIN)/python tests/soak/training.py --seeds 1000 --contexts
 	$(BIN)/python tests/soak/changes.py --changes 1000
 	$(BIN)/python tests/soak/faults.py --count 300
 

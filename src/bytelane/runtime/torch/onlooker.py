@@ -190,10 +190,12 @@ def _places(values: Iterable[Any]) -> list[int]:
     found = []
     for value in values:
         if isinstance(value, torch.Tensor):
+            while torch._C._functorch.is_functorch_wrapped_tensor(value):
+                value = torch._C._functorch.get_unwrapped(value)
             try:
                 found.append(memory_of(value))
             except (NotImplementedError, RuntimeError, ValueError):
-                continue  # a tensor without memory: sparse, meta, lazy, of a functional transform
+                continue  # a tensor without memory: sparse, meta, lazy
         elif isinstance(value, (list, tuple)):
             found += _places(value)
     return found

@@ -204,7 +204,8 @@ def _flush_all() -> None:
             session.settle_owed()
             session.say_farewell()
         except TrainingError as error:
-            print(f"bytelane: at exit: {error}", flush=True)
+            told = " ".join([str(error), *getattr(error, "__notes__", [])])
+            print(f"bytelane: at exit: {told}", flush=True)
     leave()
 
 

@@ -17,6 +17,7 @@ from bytelane.runtime.torch.control import Control
 from bytelane.runtime.torch.onlooker import Onlooker
 from bytelane.runtime.torch.planning import Planning
 from bytelane.runtime.torch.stopwatch import Stopwatch
+from bytelane.runtime.torch.surroundings import plainly
 from bytelane.runtime.torch.synchroniser import Synchroniser
 from bytelane.runtime.torch.trained import Trained
 from bytelane.runtime.torch.transport import Gradient, in_memory_order
@@ -112,7 +113,7 @@ class Rounds:
     def complete(self) -> set[int]:
         """Let everything take part that no backward pass has reached, and return that."""
         missing = set(self.missing())
-        with self._onlooker.looking_away(), torch.no_grad():
+        with self._onlooker.looking_away(), plainly():
             for tensor in sorted(missing):
                 self.take(tensor, used=tensor in self._added_here)
         return missing
@@ -195,7 +196,7 @@ class Rounds:
     def hand_over(self) -> None:
         """Let take part what has waited for the other gradients of its operation."""
         if batch := self._batch.empty():
-            with _undisturbed():
+            with plainly():
                 self._sync.take([self._begin_flight(tensor, used) for tensor, used in batch])
 
     def _begin_flight(self, tensor: int, used: bool) -> Gradient:

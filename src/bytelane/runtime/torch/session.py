@@ -39,6 +39,7 @@ from bytelane.runtime.torch.status import Status
 from bytelane.runtime.torch.stepping import PartialStepper
 from bytelane.runtime.torch.stopwatch import Stopwatch
 from bytelane.runtime.torch.support import is_separable
+from bytelane.runtime.torch.surroundings import is_observed, plainly
 from bytelane.runtime.torch.synchroniser import Synchroniser
 from bytelane.runtime.torch.trained import Trained, describe, parameters_of
 from bytelane.runtime.torch.transport import GradientTransport
@@ -101,6 +102,7 @@ class Session:
         self._forward_ran = False
         self._buffers_are_due = True
         self._updated = 0  # tensors, since the round began
+        self._half_updated = 0  # tensors whose update has raised
         self._gradient_hooks: list[GradientHook] = []
         self.onlooker = Onlooker(self._bring_up_to_date, self._missing_at)
         self._sync = Synchroniser(
@@ -173,9 +175,12 @@ class Session:
         """The root module's forward begins."""
         self.onlooker.resume()  # a step() that raised has left it paused
         self._is_in_forward = True
+        if self._owed and is_observed():
+            # What traces or transforms this forward must see one set of weights from its beginning.
+            self.settle_owed()
         if not torch.is_grad_enabled():
             return
-        with self._telling_all():
+        with self._telling_all(), plainly():
             if self.trained.has_changed(self._optimizers):
                 self._start_over()
             if self.joining is not None and self.synchronising:
@@ -210,7 +215,7 @@ class Session:
         buffers = list(self._model.buffers())
         if buffers:
             source = 0 if self.joining is None else self.joining.authority
-            with self.onlooker.looking_away(), torch.no_grad():
+            with self.onlooker.looking_away(), plainly():
                 agreement.copy_from(source, buffers, self._control)
 
     def _start_over(self) -> None:
@@ -251,7 +256,7 @@ class Session:
     def _make_way_for(self, tensor: int) -> None:
         """Finish what must be over before this gradient can take part."""
         self.watch.stop()
-        with self.onlooker.looking_away():
+        with self.onlooker.looking_away(), plainly():
             if self._owed:
                 self._require_up_to_date(tensor)
                 self.settle_owed()  # by modules that this forward pass has left out
@@ -271,7 +276,7 @@ class Session:
         """Begin a round unless one is under way."""
         if not self._rounds.is_open:
             self.settle_owed()  # by modules that this forward pass has left out
-            with self._telling_all():
+            with self._telling_all(), plainly():
                 self._rounds.ensure()
             self.onlooker.incomplete = True
             self._updated = 0
@@ -300,7 +305,7 @@ class Session:
         assert self.joining is not None
         self.land()
         self.settle_owed()
-        with self.onlooker.looking_away(), torch.no_grad():
+        with self.onlooker.looking_away(), plainly():
             while (ahead := self.joining.hear()) is not None:
                 step, number, buffers_are_due = ahead
                 if buffers_are_due:
@@ -382,7 +387,7 @@ class Session:
         own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
         everybodys = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
         hooked = any(len(hooks) > 1 for hooks in own) or any(everybodys)
-        return hooked or not is_separable(optimizer)
+        return hooked or not is_separable(optimizer) or is_observed()
 
     def _defer(self, which: int, tensors: set[int]) -> None:
         self.steppers[which].remember()
@@ -437,7 +442,7 @@ class Session:
         owed = [t for t in tensors if t in self._owed]
         if not taken and not owed:
             return
-        with self.onlooker.looking_away(), torch.no_grad():
+        with self.onlooker.looking_away(), plainly():
             late = len(self._arrived(owed)) < len(owed)
             self._wait([*taken, *owed])
             for tensor in taken:
@@ -473,10 +478,12 @@ class Session:
             error.add_note(self._where_the_weights_are())
 
     def _where_the_weights_are(self) -> str:
-        if self._owed and self._updated:
+        if self._owed and (self._updated or self._half_updated):
             return (
                 f"The weights are in the middle of step {self._rounds.step}: {self._updated} "
-                f"tensors have their update, {len(self._owed)} have not. Go back to a checkpoint."
+                f"tensors have their update, {len(self._owed) - self._half_updated} have not"
+                + (f", {self._half_updated} may have a part of it" if self._half_updated else "")
+                + ". Go back to a checkpoint."
             )
         complete = self._rounds.step - 1 if self._owed else self._rounds.step
         return f"The weights are those after step {complete}."
@@ -490,15 +497,33 @@ class Session:
         self.watch.start("update", self.trained.owners[tensors[0]][0])
         for tensor in tensors:
             self._rounds.give(tensor)
-        for which, stepper in enumerate(self.steppers):
-            own = [t for t in tensors if self._owed[t] == which]
-            if own:
-                stepper.step(self.trained.parameters[t] for t in own)
+        try:
+            for which, stepper in enumerate(self.steppers):
+                own = [t for t in tensors if self._owed[t] == which]
+                if own:
+                    stepper.step(self.trained.parameters[t] for t in own)
+        except BaseException as error:
+            self._refuse_half_updated(tensors, error)
+            raise
         for tensor in tensors:
             self._forget_gradient(tensor)
             del self._owed[tensor]
             self._updated += 1
         self.watch.stop()
+
+    def _refuse_half_updated(self, tensors: list[int], error: BaseException) -> None:
+        """Refuse everything from now on: an optimizer may have updated some of these tensors."""
+        self._half_updated = len(tensors)
+        others = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+        failure = TrainingError(
+            f"the update of {self.trained.names[tensors[0]]}{others} failed: "
+            f"{type(error).__name__}: {error}"
+        )
+        self._tell_all(failure)
+        self._sync.fail(failure)
+        if isinstance(error, Exception):
+            raise failure from error
+        error.add_note(self._where_the_weights_are())  # Ctrl-C stays Ctrl-C
 
     def _forget_gradient(self, tensor: int) -> None:
         """Do what the user's ``zero_grad()`` would have done had the sum come in time."""

@@ -1,8 +1,9 @@
 """Step the user's own optimizer for some parameters now and for the others later.
 
 The groups hold only the wanted parameters meanwhile, so that a step costs what those cost, however
-many others there are. The hyper-parameters are those of the moment at which the user called
-``step()``: ``scheduler.step()`` follows at once and must not reach back.
+many others there are. Hyper-parameters and surroundings (autocast, modes, default dtype...) are
+those of the moment at which the user called ``step()``: ``scheduler.step()`` follows at once and
+must not reach back, and a late step runs in the middle of the next forward pass.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from bytelane.runtime.torch.surroundings import Surroundings
 
 
 class PartialStepper:
@@ -22,17 +25,19 @@ class PartialStepper:
         step = type(optimizer).step
         self._step = getattr(step, "__wrapped__", step)
         self._hyper: list[dict[str, Any]] = []
+        self._surroundings = Surroundings.now()
         self.active = False
 
     def remember(self) -> None:
-        """Keep the hyper-parameters of this moment for the late steps."""
+        """Keep the hyper-parameters and surroundings of this moment for the late steps."""
+        self._surroundings = Surroundings.now()
         self._hyper = [_hyper_of(group) for group in self._optimizer.param_groups]
 
     def step(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Step only these parameters, with the remembered hyper-parameters."""
+        """Step only these parameters, with what was remembered."""
         self.active = True
         try:
-            with self._only(parameters), self._as_remembered(), torch.inference_mode(False):
+            with self._only(parameters), self._as_remembered(), self._surroundings.entered():
                 self._step(self._optimizer)
         finally:
             self.active = False

@@ -1,0 +1,81 @@
+"""A late update inherits nothing from the place where it is made."""
+
+import io
+from contextlib import redirect_stdout
+from typing import Any
+
+import pytest
+import torch
+
+import bytelane
+from bytelane.runtime.torch import session_of
+from cases.arms import KNOBS
+from contexts import how_to_repeat, judge, nothing_arrives_early
+from ranks import Pool, RankFailed
+from training import loss_of, make
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_what_a_seed_draws_trains_as_under_ddp(two_ranks: Pool, seed: int) -> None:
+    try:
+        found = two_ranks.run(judge, seed=seed)
+    except RankFailed as error:
+        pytest.fail(f"{error}\n{how_to_repeat(seed, 2)}")
+    assert found == [[], []], how_to_repeat(seed, 2)
+
+
+# --- an update that raises ------------------------------------------------------------------------
+
+
+def prepared_with_late_updates(rank: int) -> tuple[Any, Any]:
+    """Train until all updates of a step are late."""
+    net, opt = make()
+    bytelane.prepare(net, opt, timeout_s=20, **KNOBS)
+    for step in range(6):
+        opt.zero_grad()
+        loss_of(net, rank, step).backward()
+        opt.step()
+    return net, opt
+
+
+def an_update_that_raises(rank: int, error: type[BaseException]) -> list[tuple[str, str, str]]:
+    """Return what the first use of the model has raised, and every further one."""
+    with redirect_stdout(io.StringIO()), nothing_arrives_early():
+        net, _ = prepared_with_late_updates(rank)
+        stepper = session_of(net).steppers[0]
+
+        def fail(optimizer: Any) -> None:
+            raise error("the optimizer has had enough")
+
+        stepper._step = fail
+        uses = [
+            lambda: loss_of(net, rank, 6),
+            lambda: loss_of(net, rank, 7).backward(),
+            net.state_dict,
+            lambda: torch.save(dict(net.named_parameters()), io.BytesIO()),
+            lambda: net(torch.ones(1, 24)),
+        ]
+        told = []
+        for use in uses:
+            try:
+                use()
+                told.append(("nothing", "", ""))
+            except BaseException as raised:
+                notes = " ".join(getattr(raised, "__notes__", []))
+                told.append((type(raised).__name__, str(raised), notes))
+        return told
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_update_that_raises_leaves_a_model_that_refuses_everything(
+    fresh_ranks: Pool, error: type[BaseException]
+) -> None:
+    for told in fresh_ranks.run(an_update_that_raises, error=error):
+        first, *others = told
+        assert first[0] == ("KeyboardInterrupt" if error is KeyboardInterrupt else "TrainingError")
+        for kind, message, _ in others:
+            assert kind in ("TrainingError", "PeerFailed"), told
+            assert "the update of 0.weight" in message
+            assert "the optimizer has had enough" in message
+        assert "middle of step 6" in first[2], told
+        assert "may have a part of it. Go back to a checkpoint." in first[2]
