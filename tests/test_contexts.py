@@ -1,18 +1,21 @@
 """A late update inherits nothing from the place where it is made."""
 
+import copy
 import io
+import pickle
 from contextlib import redirect_stdout
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import bytelane
 from bytelane.runtime.torch import session_of
 from cases.arms import KNOBS
 from contexts import how_to_repeat, judge, nothing_arrives_early
 from ranks import Pool, RankFailed
-from training import loss_of, make
+from training import equal, loss_of, make
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -79,3 +82,61 @@ def test_an_update_that_raises_leaves_a_model_that_refuses_everything(
             assert "the optimizer has had enough" in message
         assert "middle of step 6" in first[2], told
         assert "may have a part of it. Go back to a checkpoint." in first[2]
+
+
+# --- the optimizer's state ------------------------------------------------------------------------
+
+
+def state_read(rank: int, way: str) -> bool:
+    """Read the state between steps by ours and by DDP; tell whether both are the same."""
+    with redirect_stdout(io.StringIO()), nothing_arrives_early():
+        return equal(states_seen(rank, way, ours=True), states_seen(rank, way, ours=False))
+
+
+def states_seen(rank: int, way: str, ours: bool) -> list[torch.Tensor]:
+    net, opt = make(optimizer="adamw")
+    target = net if ours else DistributedDataParallel(net)
+    if ours:
+        bytelane.prepare(net, opt, timeout_s=20, **KNOBS)
+    seen: list[torch.Tensor] = []
+    held: list[torch.Tensor] = []
+    for step in range(8):
+        opt.zero_grad()
+        loss_of(target, rank, step).backward()
+        opt.step()
+        if way == "held tensors":
+            held = held or [state["exp_avg"] for state in opt.state.values()]
+            seen += [tensor.clone() for tensor in held]
+        else:
+            state = STATE_READERS[way](net, opt)
+            seen += [state[p]["exp_avg"].clone() for p in state]
+        if way == "loaded again" and step == 5:
+            opt.load_state_dict(opt.state_dict())
+    return seen
+
+
+STATE_READERS: dict[str, Any] = {
+    "items": lambda net, opt: dict(opt.state.items()),
+    "one by one": lambda net, opt: {p: opt.state[p] for p in net.parameters()},
+    "dict": lambda net, opt: dict(opt.state),
+    "deepcopy": lambda net, opt: copy.deepcopy(opt).state,
+    "pickle": lambda net, opt: pickle.loads(pickle.dumps(opt)).state,
+    "loaded again": lambda net, opt: {p: opt.state[p] for p in net.parameters()},
+}
+
+
+@pytest.mark.parametrize("way", [*STATE_READERS, "held tensors"])
+def test_the_optimizers_state_is_up_to_date_when_it_is_read(two_ranks: Pool, way: str) -> None:
+    assert two_ranks.run(state_read, way=way) == [True, True]
+
+
+def state_of_copies(rank: int) -> list[str]:
+    net, opt = make()
+    bytelane.prepare(net, opt, timeout_s=20, **KNOBS)
+    kinds = [opt.state, copy.deepcopy(opt.state), opt.state.copy(), copy.copy(opt.state)]
+    kinds.append(pickle.loads(pickle.dumps(opt.state)))
+    return [type(state).__name__ for state in kinds]
+
+
+def test_a_copy_of_the_state_is_a_plain_dictionary(two_ranks: Pool) -> None:
+    assert two_ranks.run(state_of_copies) == [["OptimizerState", *["defaultdict"] * 4]] * 2

@@ -4,7 +4,7 @@ Between backward and the end of the next forward, parameters and gradients may b
 have gates of their own; this catches everybody else: ``p.grad`` for clipping, ``p.data``, a weight
 used functionally in another module, an alias that shares its memory, ``torch.save``, ``deepcopy``.
 It sees what goes through Python in this thread. It does not see parameters handed to C++ or to
-another thread, nor the optimizer's own state.
+another thread.
 """
 
 import weakref
@@ -47,6 +47,15 @@ class Onlooker:
         """From now on call ``settle({number})`` before anybody uses one of these."""
         self._unsorted[number] = tensors  # many are up to date again before anybody looks
 
+    def watch_too(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Watch more tensors under a number that is watched already."""
+        if number in self._unsorted:
+            self._unsorted[number] = (*self._unsorted[number], *tensors)
+            return
+        for place in map(memory_of, tensors):
+            self._memory_of[number].append(place)
+            self._by_memory[place].add(number)
+
     def _sort(self) -> None:
         for number, tensors in self._unsorted.items():
             places = [memory_of(tensor) for tensor in tensors]
@@ -59,7 +68,7 @@ class Onlooker:
         """It is up to date again."""
         if self._unsorted.pop(number, None) is not None:
             return
-        for place in self._memory_of.pop(number):
+        for place in set(self._memory_of.pop(number)):
             self._by_memory[place].discard(number)
             if not self._by_memory[place]:
                 del self._by_memory[place]
@@ -87,6 +96,11 @@ class Onlooker:
         finally:
             if not was_paused:
                 self.resume()
+
+    @property
+    def is_paused(self) -> bool:
+        """Tell whether an optimizer's step or work of our own is under way."""
+        return self._paused
 
     @property
     def is_looking(self) -> bool:

@@ -32,6 +32,7 @@ from bytelane.runtime.torch.gradient_hooks import GradientHook
 from bytelane.runtime.torch.groups import Groups
 from bytelane.runtime.torch.joining import Joining
 from bytelane.runtime.torch.onlooker import Onlooker, memory_of
+from bytelane.runtime.torch.optimizer_state import OptimizerState
 from bytelane.runtime.torch.peers import Peers
 from bytelane.runtime.torch.planning import Planning
 from bytelane.runtime.torch.rounds import Rounds
@@ -391,13 +392,27 @@ class Session:
 
     def _defer(self, which: int, tensors: set[int]) -> None:
         self.steppers[which].remember()
+        state = self.guard_state(which)
         arrived = self._arrived(tensors)
         self.settle(arrived)
         self._updated += len(arrived)  # by the user's own step(), which follows
         for tensor in tensors & self._taken:
-            self.trained.parameters[tensor].grad = None
+            parameter = self.trained.parameters[tensor]
+            parameter.grad = None
             self._taken.discard(tensor)
             self._owed[tensor] = which
+            self.onlooker.watch_too(tensor, state.tensors_of(parameter))
+
+    def guard_state(self, which: int) -> OptimizerState:
+        """See to it that the optimizer's state is up to date when it is read; return it."""
+        optimizer = self._optimizers[which]
+        if not isinstance(optimizer.state, OptimizerState):  # load_state_dict() makes a new one
+            optimizer.state = OptimizerState(optimizer.state, self._settle_before_state_is_read)
+        return optimizer.state
+
+    def _settle_before_state_is_read(self) -> None:
+        if self._owed and not self.onlooker.is_paused:
+            self.settle_owed()
 
     # --- settling ------------------------------------------------------------------------------
 
