@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import os
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -29,7 +30,13 @@ from bytelane.runtime.torch.peers import leave, meet
 from bytelane.runtime.torch.session import Probe, Session
 from bytelane.runtime.torch.status import Status
 from bytelane.runtime.torch.support import first_problem, is_separable
-from bytelane.runtime.torch.trained import describe, gated_modules, module_name, parameters_of
+from bytelane.runtime.torch.trained import (
+    describe,
+    describe_optimizers,
+    gated_modules,
+    module_name,
+    parameters_of,
+)
 from bytelane.trace.recording import Recorder
 
 # By the model's id, which is not used again while the session lives, since that holds the model.
@@ -57,6 +64,7 @@ def attach(
     Models that are trained by turns may share their groups; otherwise each has some of its own.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
+        _require_alone()
         print("bytelane: one worker, nothing to synchronise", flush=True)
         return None
     if id(model) in _sessions:
@@ -65,7 +73,7 @@ def attach(
     control = Control(groups.agreeing, timeout_s)
     control.peers = peers = meet(control)
     agreement.refuse_together(first_problem(model, optimizers), control)
-    _agree_on_model(model, control)
+    _agree_on_model(model, optimizers, control)
     session = Session(
         model,
         optimizers,
@@ -117,9 +125,24 @@ def session_of(model: torch.nn.Module) -> Session:
     return session
 
 
-def _agree_on_model(model: torch.nn.Module, control: Control) -> None:
+def _require_alone() -> None:
+    """Refuse to train alone where a launcher has started several ranks."""
+    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"):
+        workers = os.environ.get(name, "1")
+        if workers.isdecimal() and int(workers) > 1:
+            raise NotSupported(
+                f"{name} is {workers}, but this process would train alone: call "
+                'torch.distributed.init_process_group("gloo") before bytelane.prepare(), or unset '
+                f"{name} to train with one worker"
+            )
+
+
+def _agree_on_model(
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], control: Control
+) -> None:
     agreement.require_equal("the version of bytelane", __version__, control)
     agreement.require_equal("the model", describe(model), control)
+    agreement.require_equal("the optimizer", describe_optimizers(model, optimizers), control)
     with torch.no_grad():
         agreement.copy_from(0, [*model.parameters(), *model.buffers()], control)
 

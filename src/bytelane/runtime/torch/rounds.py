@@ -183,6 +183,10 @@ class Rounds:
         """Take note that a backward pass has added to a gradient that is not to be summed yet."""
         self._added_here.add(tensor)
 
+    def was_added_here(self, tensor: int) -> bool:
+        """Tell whether a backward pass has added to a gradient that is not to be summed yet."""
+        return tensor in self._added_here
+
     def throw_away(self, tensors: set[int]) -> None:
         """These gradients have been zeroed."""
         self._added_here -= tensors

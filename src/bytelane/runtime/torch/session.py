@@ -39,7 +39,7 @@ from bytelane.runtime.torch.rounds import Rounds
 from bytelane.runtime.torch.status import Status
 from bytelane.runtime.torch.stepping import PartialStepper
 from bytelane.runtime.torch.stopwatch import Stopwatch
-from bytelane.runtime.torch.support import is_separable
+from bytelane.runtime.torch.support import first_problem, is_separable
 from bytelane.runtime.torch.surroundings import is_observed, plainly
 from bytelane.runtime.torch.synchroniser import Synchroniser
 from bytelane.runtime.torch.trained import Trained, describe, parameters_of
@@ -104,6 +104,7 @@ class Session:
         self._buffers_are_due = True
         self._updated = 0  # tensors, since the round began
         self._half_updated = 0  # tensors whose update has raised
+        self._has_warned = False
         self._gradient_hooks: list[GradientHook] = []
         self.onlooker = Onlooker(self._bring_up_to_date, self._missing_at)
         self._sync = Synchroniser(
@@ -220,8 +221,10 @@ class Session:
                 agreement.copy_from(source, buffers, self._control)
 
     def _start_over(self) -> None:
-        """Something was frozen, unfrozen, cast or added: agree on it, and measure again."""
+        """Agree on what was frozen, unfrozen, cast, replaced or added, and measure again."""
         self.flush()
+        # The optimizers may still hold what was replaced.
+        agreement.refuse_together(first_problem(self._model, []), self._control)
         agreement.require_equal("the model", describe(self._model), self._control)
         self._rounds.begin_with(Trained(self._model, self._optimizers))
         self.hook_gradients()
@@ -286,9 +289,26 @@ class Session:
     def _complete_round(self) -> None:
         """Let everything take part that no backward pass has reached."""
         if self._forward_ran and self.synchronising:
+            self._warn_of_gradients_set_by_hand()
             self._open_round()  # no backward pass has reached anything, at least here
         self._taken |= self._rounds.complete()
         self.onlooker.incomplete = False
+
+    def _warn_of_gradients_set_by_hand(self) -> None:
+        by_hand = [
+            name
+            for tensor, (name, parameter) in enumerate(
+                zip(self.trained.names, self.trained.parameters, strict=True)
+            )
+            if parameter.grad is not None and not self._rounds.was_added_here(tensor)
+        ]
+        if by_hand and not self._has_warned:
+            self._has_warned = True
+            self._say(
+                f"no backward pass has made the gradient of {by_hand[0]} (and {len(by_hand) - 1} "
+                "more) since the last step(), so it is not averaged over the ranks, nor would it "
+                "be by DDP"
+            )
 
     def land(self) -> None:
         """Finish the round that is under way."""

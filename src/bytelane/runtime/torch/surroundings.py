@@ -187,7 +187,7 @@ def _entered(wanted: _Thread) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_no_trace())
         stack.enter_context(temporarily_clear_interpreter_stack())
-        # Without its key a mode sees nothing, until some function sets it down and takes it up again.
+        # Without its key a mode sees nothing, until some function takes it down and puts it up.
         stack.enter_context(_disable_current_modes())
         stack.enter_context(_functions(wanted))
         stack.enter_context(_autocast(wanted))

@@ -1,6 +1,7 @@
 """What is trained: a model's parameters by number and name, and the modules that hold them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -13,6 +14,8 @@ class Trained:
     def __init__(self, model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self._everything = [*model.parameters()]
         self._was = _seen(self._everything)
+        self._model = model
+        self._registered = _registered(model)
         self._known = {id(p) for p in self._everything} | _in_groups(optimizers)
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and p.numel()]
         self.names = tuple(name for name, _ in named)
@@ -43,15 +46,32 @@ class Trained:
         return {self._number[id(p)] for p in parameters if id(p) in self._number}
 
     def has_changed(self, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
-        """Tell whether something was frozen, unfrozen, cast or added since."""
+        """Tell whether something was frozen, unfrozen, cast, moved, replaced or added since."""
         if not _in_groups(optimizers) <= self._known:
             return True
         with torch._C.DisableTorchFunction():  # nobody has to be told of this look
-            return _seen(self._everything) != self._was
+            return _seen(self._everything) != self._was or self._holds_others()
+
+    def _holds_others(self) -> bool:
+        """Tell whether the model has other parameters than before; modules may well be others."""
+        # Looking into all modules costs microseconds, asking them for parameters milliseconds.
+        registered = [[*map(id, place.values())] for place, _ in self._registered]
+        if registered == [ids for _, ids in self._registered]:
+            return False
+        self._registered = _registered(self._model)
+        return {id(p) for p in self._model.parameters()} != {id(p) for p in self._everything}
 
 
-def _seen(parameters: Iterable[torch.Tensor]) -> list[tuple[bool, torch.dtype]]:
-    return [(p.requires_grad, p.dtype) for p in parameters]
+def _seen(
+    parameters: Iterable[torch.Tensor],
+) -> list[tuple[bool, torch.dtype, torch.device, torch.Size]]:
+    return [(p.requires_grad, p.dtype, p.device, p.shape) for p in parameters]
+
+
+def _registered(model: torch.nn.Module) -> list[tuple[dict[str, Any], list[int]]]:
+    """Return where modules keep their parameters and modules, and what is there now."""
+    places = [place for m in model.modules() for place in (m._parameters, m._modules)]
+    return [(place, [*map(id, place.values())]) for place in places]
 
 
 def describe(model: torch.nn.Module) -> str:
@@ -61,6 +81,30 @@ def describe(model: torch.nn.Module) -> str:
             (name, tuple(p.shape), p.stride(), str(p.dtype), p.requires_grad)
             for name, p in model.named_parameters()
         ]
+    )
+
+
+def describe_optimizers(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> str:
+    """Say everything of the optimizers that all ranks must have in common."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return repr(
+        [
+            (
+                type(optimizer).__name__,
+                [_describe_group(group, names) for group in optimizer.param_groups],
+            )
+            for optimizer in optimizers
+        ]
+    )
+
+
+def _describe_group(group: dict[str, Any], names: dict[int, str]) -> Any:
+    own = [names.get(id(p), "") for p in group["params"]]
+    return own, sorted(
+        (key, float(value) if isinstance(value, torch.Tensor) else value)
+        for key, value in group.items()
+        if isinstance(value, (bool, int, float, str, tuple))
+        or (isinstance(value, torch.Tensor) and value.numel() == 1)
     )
 
 
