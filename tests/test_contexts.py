@@ -130,13 +130,17 @@ def test_the_optimizers_state_is_up_to_date_when_it_is_read(two_ranks: Pool, way
     assert two_ranks.run(state_read, way=way) == [True, True]
 
 
-def state_of_copies(rank: int) -> list[str]:
-    net, opt = make()
-    bytelane.prepare(net, opt, timeout_s=20, **KNOBS)
-    kinds = [opt.state, copy.deepcopy(opt.state), opt.state.copy(), copy.copy(opt.state)]
-    kinds.append(pickle.loads(pickle.dumps(opt.state)))
-    return [type(state).__name__ for state in kinds]
+def guarded_only_while_updates_are_owed(rank: int) -> list[str]:
+    with redirect_stdout(io.StringIO()), nothing_arrives_early():
+        net, opt = prepared_with_late_updates(rank)
+        kinds = [opt.state]
+        kinds.append(copy.copy(opt.state))
+        for p in net.parameters():
+            p.sum()
+        kinds.append(opt.state)
+        return [type(state).__name__ for state in kinds]
 
 
-def test_a_copy_of_the_state_is_a_plain_dictionary(two_ranks: Pool) -> None:
-    assert two_ranks.run(state_of_copies) == [["OptimizerState", *["defaultdict"] * 4]] * 2
+def test_the_state_is_the_optimizers_own_when_nothing_is_owed(two_ranks: Pool) -> None:
+    expected = ["StateGuard", "defaultdict", "defaultdict"]
+    assert two_ranks.run(guarded_only_while_updates_are_owed) == [expected] * 2

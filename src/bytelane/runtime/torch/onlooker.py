@@ -98,11 +98,6 @@ class Onlooker:
                 self.resume()
 
     @property
-    def is_paused(self) -> bool:
-        """Tell whether an optimizer's step or work of our own is under way."""
-        return self._paused
-
-    @property
     def is_looking(self) -> bool:
         """Tell whether anything may be behind, and nobody has asked to look away."""
         if self._paused:

@@ -192,8 +192,6 @@ def _hook_optimizer(optimizer: torch.optim.Optimizer, number: int, session: Sess
         if not late_steps.active:
             session.after_step()
 
-    if is_separable(optimizer):  # others have no late updates
-        session.guard_state(number)
     optimizer.register_step_pre_hook(before_step)
     optimizer.register_step_post_hook(after_step)
     optimizer.register_state_dict_pre_hook(Gate(session.flush))

@@ -32,7 +32,6 @@ from bytelane.runtime.torch.gradient_hooks import GradientHook
 from bytelane.runtime.torch.groups import Groups
 from bytelane.runtime.torch.joining import Joining
 from bytelane.runtime.torch.onlooker import Onlooker, memory_of
-from bytelane.runtime.torch.optimizer_state import OptimizerState
 from bytelane.runtime.torch.peers import Peers
 from bytelane.runtime.torch.planning import Planning
 from bytelane.runtime.torch.rounds import Rounds
@@ -378,6 +377,8 @@ class Session:
         self.onlooker.resume()
         self.watch.stop()
         self._forward_ran = False
+        for which in set(self._owed.values()):
+            self.steppers[which].guard_state(self.settle_owed)
         if self._rounds.count_step():
             self.watch.begin_iteration()
             self._planning.review(self._rounds.step)
@@ -412,7 +413,6 @@ class Session:
 
     def _defer(self, which: int, tensors: set[int]) -> None:
         self.steppers[which].remember()
-        state = self.guard_state(which)
         arrived = self._arrived(tensors)
         self.settle(arrived)
         self._updated += len(arrived)  # by the user's own step(), which follows
@@ -421,18 +421,7 @@ class Session:
             parameter.grad = None
             self._taken.discard(tensor)
             self._owed[tensor] = which
-            self.onlooker.watch_too(tensor, state.tensors_of(parameter))
-
-    def guard_state(self, which: int) -> OptimizerState:
-        """See to it that the optimizer's state is up to date when it is read; return it."""
-        optimizer = self._optimizers[which]
-        if not isinstance(optimizer.state, OptimizerState):  # load_state_dict() makes a new one
-            optimizer.state = OptimizerState(optimizer.state, self._settle_before_state_is_read)
-        return optimizer.state
-
-    def _settle_before_state_is_read(self) -> None:
-        if self._owed and not self.onlooker.is_paused:
-            self.settle_owed()
+            self.onlooker.watch_too(tensor, self.steppers[which].state_of(parameter))
 
     # --- settling ------------------------------------------------------------------------------
 
@@ -544,6 +533,9 @@ class Session:
             self._forget_gradient(tensor)
             del self._owed[tensor]
             self._updated += 1
+        for which, stepper in enumerate(self.steppers):
+            if which not in self._owed.values():
+                stepper.release_state()
         self.watch.stop()
 
     def _refuse_half_updated(self, tensors: list[int], error: BaseException) -> None:

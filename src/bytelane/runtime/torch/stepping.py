@@ -6,12 +6,14 @@ those of the moment at which the user called ``step()``: ``scheduler.step()`` fo
 must not reach back, and a late step runs in the middle of the next forward pass.
 """
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from bytelane.runtime.torch.optimizer_state import StateGuard
 from bytelane.runtime.torch.surroundings import Surroundings
 
 
@@ -26,6 +28,8 @@ class PartialStepper:
         self._step = getattr(step, "__wrapped__", step)
         self._hyper: list[dict[str, Any]] = []
         self._surroundings = Surroundings.now()
+        self._guard: StateGuard | None = None
+        self._state: Any = None
         self.active = False
 
     def remember(self) -> None:
@@ -37,10 +41,46 @@ class PartialStepper:
         """Step only these parameters, with what was remembered."""
         self.active = True
         try:
-            with self._only(parameters), self._as_remembered(), self._surroundings.entered():
+            with (
+                self._only(parameters),
+                self._as_remembered(),
+                self._with_its_state(),
+                self._surroundings.entered(),
+            ):
                 self._step(self._optimizer)
         finally:
             self.active = False
+
+    def state_of(self, parameter: torch.Tensor) -> list[torch.Tensor]:
+        """Return momenta and the like of a parameter."""
+        own = self._optimizer.state.get(parameter, {})
+        return [value for value in own.values() if isinstance(value, torch.Tensor)]
+
+    def guard_state(self, settle: Callable[[], None]) -> None:
+        """Have this method called when the optimizer's state is used, until it is released."""
+        if self._guard is None:
+            weak = weakref.WeakMethod(settle)
+            self._state = self._optimizer.state
+            self._guard = StateGuard(self._state, lambda: _call(weak))
+            self._optimizer.state = self._guard
+
+    def release_state(self) -> None:
+        """Give the optimizer its state back, unless the user has given it another one."""
+        if self._guard is not None and self._optimizer.state is self._guard:
+            self._optimizer.state = self._state
+        self._guard = None
+
+    @contextmanager
+    def _with_its_state(self) -> Iterator[None]:
+        if self._optimizer.state is not self._guard:
+            yield
+            return
+        self._optimizer.state = self._state
+        try:
+            yield
+        finally:
+            assert self._guard is not None
+            self._optimizer.state = self._guard
 
     @contextmanager
     def _only(self, parameters: Iterable[torch.Tensor]) -> Iterator[None]:
@@ -75,3 +115,8 @@ def _hyper_of(group: dict[str, Any]) -> dict[str, Any]:
         for key, value in group.items()
         if key != "params"
     }
+
+
+def _call(weak: "weakref.WeakMethod[Callable[[], None]]") -> None:
+    if (method := weak()) is not None:
+        method()
