@@ -19,6 +19,7 @@ from bytelane.job import Job, load, zoo
 from bytelane.sim import Jitter, Simulation, make_planner
 from bytelane.sim import simulate as _simulate
 from bytelane.sim.sweep import make_settings
+from bytelane.terminal import show
 from bytelane.units import parse_bytes, parse_rate, parse_seconds
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def _planning(
     from bytelane.tune.page import print_page
     from bytelane.tune.probe import probe
 
-    planner = AutoPlanner(say=lambda line: print(f"bytelane: {line}", flush=True))
+    planner = AutoPlanner(say=lambda line: show(f"bytelane: {line}", flush=True))
     return {
         "planner": planner,
         "probe": probe,

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import typer
 
 from bytelane.cli.options import Json
+from bytelane.terminal import printable, show
 
 Status = Literal["ok", "missing", "limited"]
 
@@ -48,7 +49,7 @@ def doctor(as_json: Json = False) -> None:
     ]
     if as_json:
         found = [finding._asdict() for finding in findings]
-        print(json.dumps({"checks": found, "ok": not lacking}, indent=2))
+        show(json.dumps({"checks": found, "ok": not lacking}, indent=2))
     else:
         _print_text(findings, lacking)
     if lacking:
@@ -102,7 +103,7 @@ def _print_text(findings: Sequence[Finding], lacking: Sequence[str]) -> None:
     colours = {"ok": "green", "limited": "yellow", "missing": "red"}
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, status, detail, _ in findings:
-        table.add_row(Text(name), Text(status, style=colours[status]), Text(detail))
+        table.add_row(Text(name), Text(status, style=colours[status]), Text(printable(detail)))
     console.print(table)
     mends = [finding for finding in findings if finding.mend]
     if mends:

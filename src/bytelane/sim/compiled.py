@@ -19,6 +19,7 @@ from typing import Any
 from bytelane.core import kernel as core_kernel
 from bytelane.errors import MissingExtra
 from bytelane.sim import kernel as sim_kernel
+from bytelane.terminal import show
 
 # The kernels allocate nothing. With its run-time system (nrt) numba counts references to dozens of
 # arrays at every turn, which is 95 % of the running time; handing those arrays from function to
@@ -38,7 +39,7 @@ def load_compiled() -> ModuleType:
         ) from None
     path = _source_file()
     if not list(path.parent.glob("__pycache__/*.nbi")):
-        print("bytelane: compiling the simulator (once, about 10 s)", file=sys.stderr, flush=True)
+        show("bytelane: compiling the simulator (once, about 10 s)", file=sys.stderr, flush=True)
     module = _import_file(path)
     for name, value in list(vars(module).items()):
         if isinstance(value, FunctionType) and value.__module__ == module.__name__:

@@ -15,6 +15,7 @@ from bytelane.runtime.torch.control import Control
 from bytelane.runtime.watch.address import reachable_address
 from bytelane.runtime.watch.standing import waiting_line, who_is_behind
 from bytelane.runtime.watch.watcher import Watcher
+from bytelane.terminal import show
 
 End = Callable[[TrainingError], None]
 
@@ -127,4 +128,4 @@ def _is_telling(waited_s: float) -> bool:
 
 
 def _print(line: str) -> None:
-    print(f"bytelane: {line}", flush=True)
+    show(f"bytelane: {line}", flush=True)
