@@ -19,6 +19,7 @@ import bytelane
 from bytelane.errors import BytelaneError
 from bytelane.measure.find import Stop
 from bytelane.measure.script import ScriptFailed, run_script
+from bytelane.terminal import relay
 from bytelane.tryout.folder import RunFolder
 from bytelane.tryout.follow import Follower
 from bytelane.tryout.stand_in import Followed, Prepared, Silent, in_place_of_ddp
@@ -85,7 +86,7 @@ def _failed(failure: ScriptFailed, errand: Errand, rank: int) -> RankReport:
     reason = failure.__context__  # what the script itself has not caught
     if isinstance(reason, BytelaneError) and not errand.arm.is_ddp:
         return RankReport(rank, _world(), REFUSED, refused=str(reason))
-    print(failure, end="", file=sys.stderr, flush=True)
+    relay(str(failure), file=sys.stderr)
     return RankReport(rank, _world(), failure.code)
 
 
