@@ -9,6 +9,7 @@ from bytelane.cli.bench_output import document, print_result, require_exact, sav
 from bytelane.cli.lab import Mode, Rate
 from bytelane.cli.options import Credit, JobFile, Json, Partition, Workers
 from bytelane.cli.output import print_json, progress_line
+from bytelane.lifetime import terminable
 
 if TYPE_CHECKING:
     from bytelane.bench import Experiment, Ours, Result
@@ -137,5 +138,5 @@ def run_in(lab: "Lab", experiment: "Experiment") -> "Result":
     """Run an experiment in a lab of its own, and show how far it is."""
     from bytelane.bench import run_experiment
 
-    with progress_line("starting ranks") as progress, lab:
+    with terminable(), progress_line("starting ranks") as progress, lab:
         return run_experiment(experiment, lab, progress=progress)

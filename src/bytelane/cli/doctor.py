@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import typer
 
 from bytelane.cli.options import Json
+from bytelane.lifetime import terminable
 from bytelane.terminal import printable, show
 
 Status = Literal["ok", "missing", "limited"]
@@ -41,7 +42,8 @@ def doctor(as_json: Json = False) -> None:
     Exit code 1 only if something is missing without which nothing works at all.
     """
     checks = all_checks()
-    findings = [examine(check) for check in checks]
+    with terminable():
+        findings = [examine(check) for check in checks]
     lacking = [
         check.name
         for check, finding in zip(checks, findings, strict=True)

@@ -141,7 +141,9 @@ def print_cleaning(found: Cleaning) -> None:
     if found.living:
         owners = ", ".join(map(str, found.living))
         show(f"{count(len(found.living), 'lab')} in use, left alone (process {owners})")
-    if not found.ended:
+    for folder in found.folders:
+        show(f"removed {folder}, left by a command that was killed")
+    if not found.ended and not found.folders:
         show("nothing was left behind")
 
 

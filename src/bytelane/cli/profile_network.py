@@ -85,11 +85,13 @@ def _among_ranks(budget_s: float) -> "NetworkProfile | None":
 
 
 def _locally(workers: int, bandwidth: str | None, budget_s: float) -> "NetworkProfile":
+    from bytelane.lifetime import terminable
     from bytelane.measure.loopback import profile_loopback
     from bytelane.units import parse_rate
 
     rate = None if bandwidth is None else parse_rate(bandwidth)
-    return profile_loopback(workers, rate, budget_s)
+    with terminable():
+        return profile_loopback(workers, rate, budget_s)
 
 
 def summary(found: "NetworkProfile") -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bytelane.cli.lab import terminable
 from bytelane.cli.options import Credit, Fusion, Json, Partition
 from bytelane.cli.output import print_json, progress_line
 from bytelane.errors import InputError, MissingExtra, TrainingError
+from bytelane.lifetime import terminable
 from bytelane.terminal import relay, show
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from bytelane.lab.marker import LabName
+from bytelane.lifetime import remove_abandoned
 
 ENDING_S = 5.0
 
@@ -33,15 +34,18 @@ class Cleaning(msgspec.Struct, frozen=True):
     ended: tuple[Leftover, ...]
     living: tuple[int, ...]
     """Owners of labs that are in use; nothing of theirs is touched."""
+    folders: tuple[str, ...] = ()
+    """Temporary folders of commands that were killed, now removed."""
 
 
 def clean() -> Cleaning:
-    """End all processes of this user's labs whose owner is gone."""
+    """End all processes of this user's labs whose owner is gone; remove temporary folders, too."""
     members = dict(lab_processes())
     lost = [pid for pid, lab in members.items() if not lab.has_owner]
     ended = tuple(Leftover(pid, members[pid].owner, _command(pid)) for pid in lost)
     _end(lost)
-    return Cleaning(ended, tuple(sorted({lab.owner for lab in members.values() if lab.has_owner})))
+    living = tuple(sorted({lab.owner for lab in members.values() if lab.has_owner}))
+    return Cleaning(ended, living, tuple(map(str, remove_abandoned())))
 
 
 def end_lab(name: LabName) -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 import bytelane
 from bytelane.errors import BytelaneError
+from bytelane.lifetime import end_with_owner
 from bytelane.measure.find import Stop
 from bytelane.measure.script import ScriptFailed, run_script
 from bytelane.terminal import relay
@@ -34,6 +35,7 @@ FLOAT_BYTES = 4
 def main(folder: RunFolder) -> int:
     """Do this rank's part of a run, write down what came out, return the exit code."""
     errand, rank = folder.errand(), int(os.environ["RANK"])
+    end_with_owner(folder.path.parent)
     folder.redirect_output(rank)
     if errand.arm.way == "communication":
         report = _send_only(errand.gradient_bytes, rank)
