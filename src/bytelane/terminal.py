@@ -4,6 +4,7 @@ A name may hold escape sequences: they recolour, overwrite or retitle a terminal
 answer them as if the user had typed. Everything that Bytelane prints goes through :func:`show`.
 """
 
+import contextlib
 from typing import TextIO
 
 _NEWLINE, _TAB = 0x0A, 0x09
@@ -37,6 +38,12 @@ def one_line(text: str) -> str:
 def show(text: str = "", *, file: TextIO | None = None, flush: bool = False) -> None:
     """Print a line, to the standard output unless another file is given."""
     print(f"{printable(text)}\n", end="", file=file, flush=flush)  # in one go: others print too
+
+
+def announce(text: str) -> None:
+    """Print a line of ours while a user's script trains, which goes on if nobody can read it."""
+    with contextlib.suppress(OSError, ValueError):  # a full disk, a reader that left; a closed file
+        show(f"bytelane: {text}", flush=True)
 
 
 def relay(text: str, *, file: TextIO | None = None) -> None:

@@ -30,7 +30,7 @@ from bytelane.runtime.torch.session import Probe, Session
 from bytelane.runtime.torch.status import Status
 from bytelane.runtime.torch.support import first_problem, is_separable
 from bytelane.runtime.torch.trained import describe, gated_modules, module_name, parameters_of
-from bytelane.terminal import show
+from bytelane.terminal import announce
 from bytelane.trace.recording import Recorder
 
 # By the model's id, which is not used again while the session lives, since that holds the model.
@@ -58,7 +58,7 @@ def attach(
     Models that are trained by turns may share their groups; otherwise each has some of its own.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        show("bytelane: one worker, nothing to synchronise", flush=True)
+        announce("one worker, nothing to synchronise")
         return None
     if id(model) in _sessions:
         raise NotSupported("this model is prepared already; call prepare() once")
@@ -205,10 +205,10 @@ def _flush_all() -> None:
             session.settle_owed()
             session.say_farewell()
         except TrainingError as error:
-            show(f"bytelane: at exit: {error}", flush=True)
+            announce(f"at exit: {error}")
     leave()
 
 
 def _say(message: str) -> None:
     if dist.get_rank() == 0:
-        show(f"bytelane: {message}", flush=True)
+        announce(message)
