@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from bytelane.lab import clean
 from bytelane.lifetime import (
     IN_BETWEEN_S,
     LOCK,
@@ -56,6 +57,12 @@ def test_the_folder_of_a_killed_command_is_removed_by_the_next(temp: Path) -> No
     with scratch_folder() as folder:
         assert list(temp.iterdir()) == [folder]
     assert not left.exists()
+
+
+def test_cleaning_up_after_labs_removes_such_folders_too(temp: Path) -> None:
+    left = abandoned(temp, "one")
+    assert clean().folders == (str(left),)
+    assert clean().folders == ()
 
 
 def test_a_folder_whose_owner_lives_is_left_alone(temp: Path) -> None:

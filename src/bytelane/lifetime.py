@@ -7,12 +7,10 @@ that was told of the folder waits for that lock, and ends when it gets it.
 
 import contextlib
 import fcntl
-import multiprocessing
 import os
 import shutil
 import signal
 import stat
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +25,8 @@ IN_BETWEEN_S = 600.0
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Make a temporary folder of this user alone, and remove it, and those of killed commands."""
+    import tempfile  # not needed for --help, as what is imported below
+
     remove_abandoned()
     with (
         contextlib.ExitStack() as after,
@@ -41,6 +41,8 @@ def scratch_folder() -> Iterator[Path]:
 
 def remove_abandoned() -> list[Path]:
     """Remove the temporary folders of this user's commands that were killed; return them."""
+    import tempfile
+
     return [f for f in Path(tempfile.gettempdir()).glob(f"{PREFIX}*") if _is_removed(f)]
 
 
@@ -79,6 +81,7 @@ def end_with_parent() -> None:
 
     A parent that was killed before this was called is noticed, too.
     """
+    import multiprocessing
 
     def wait() -> None:
         parent = multiprocessing.parent_process()
