@@ -269,3 +269,33 @@ def test_numbas_own_setting_does_not_move_the_cache_elsewhere(
     digest = compiled._source()[1]
     assert module.run._cache.cache_path == str(tmp_path / "ours" / digest / "__pycache__")
     assert str(tmp_path) == config.CACHE_DIR
+
+
+# A function of one line stands for the loop, which would take ten seconds to compile.
+NO_ROOM = """
+import resource, sys
+from types import SimpleNamespace
+from numba import njit
+sys.path.insert(0, sys.argv[1])
+from tiny import add
+from bytelane.sim import compiled
+loop = SimpleNamespace(run=njit(cache=True)(add))
+compiled.load_compiled = lambda: loop
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    njit(cache=True)(add)(1, 2)
+except OSError as error:
+    print(error.strerror)
+print(compiled.run_compiled(1, 2), compiled.run_compiled(3, 4))
+"""
+
+
+def test_a_disk_without_room_costs_the_cache_and_not_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text("def add(a, b):\n    return a + b\n")
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", NO_ROOM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("File too large\n3 7\n", "")

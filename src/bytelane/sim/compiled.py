@@ -49,6 +49,15 @@ def load_compiled() -> ModuleType:
     return module
 
 
+def run_compiled(*arguments: Any) -> Any:
+    """Run the compiled loop, also where what was compiled cannot be kept, as on a full disk."""
+    run = load_compiled().run
+    try:
+        return run(*arguments)
+    except OSError:  # numba's, which has compiled it by then, and not run it
+        return run(*arguments)
+
+
 def _import_kernels() -> tuple[ModuleType, bool]:
     """Return both kernels as one module, and whether what is compiled of it is kept."""
     text, digest = _source()
