@@ -1,5 +1,8 @@
 """The compiled simulator is the interpreted one, faster."""
 
+import hashlib
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +16,7 @@ from bytelane.cluster import Cluster, Link
 from bytelane.core import Knobs, make_policy, policies_for
 from bytelane.job import Job, zoo
 from bytelane.sim import Jitter, compiled, evaluate, evaluate_each, simulate
+from bytelane.sim.cache import NotPrivate, cache_folder, require_private
 from strategies import jobs
 
 ways = [
@@ -120,21 +124,178 @@ def test_a_second_process_does_not_compile_again(tmp_path: Path) -> None:
 
 
 def test_the_cache_folder_is_named_by_the_text_of_both_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("BYTELANE_CACHE", str(tmp_path))
-    first = compiled._source_file()
-    assert compiled._source_file() == first
+    _, first = compiled._source()
+    assert compiled._source()[1] == first
     text = {compiled.sim_kernel: "a = 1", compiled.core_kernel: "b = 2"}
     monkeypatch.setattr(compiled.inspect, "getsource", text.__getitem__)
-    assert compiled._source_file().parent != first.parent
+    assert compiled._source()[1] != first
 
 
-def test_without_a_writable_cache_a_temporary_folder_serves(
+# Nobody else's code is loaded
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the compiled kernels are kept, below the home of this test."""
+    monkeypatch.delenv("BYTELANE_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = cache_folder() / "0123456789abcdef"
+    require_private(folder)
+    return folder
+
+
+def test_what_is_missing_is_made_for_this_user_alone(folder: Path) -> None:
+    mask = os.umask(0)
+    try:
+        require_private(folder / "below" / "it")
+    finally:
+        os.umask(mask)
+    for made in (folder, folder.parent, folder.parent.parent, folder / "below" / "it"):
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    require_private(folder)
+
+
+@pytest.mark.parametrize("mode", [0o701, 0o710, 0o720, 0o770, 0o777])
+def test_a_folder_that_others_can_enter_is_not_used(folder: Path, mode: int) -> None:
+    folder.chmod(mode)
+    with pytest.raises(NotPrivate, match=r"this user's alone|written by other users"):
+        require_private(folder)
+
+
+@pytest.mark.parametrize("above", [1, 2, 3])
+def test_a_folder_that_others_can_replace_is_not_used(folder: Path, above: int) -> None:
+    replaceable = folder.parents[above - 1]
+    replaceable.chmod(0o757)
+    with pytest.raises(NotPrivate, match="can be written by other users"):
+        require_private(folder)
+    replaceable.chmod(0o1777)  # as /tmp is
+    require_private(folder)
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    folder.rmdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NotPrivate, match="is not a folder"):
+        require_private(folder)
+
+
+def test_a_link_on_the_way_is_followed_to_where_it_leads(folder: Path, tmp_path: Path) -> None:
+    folder.rmdir()
+    elsewhere = tmp_path / "scratch" / "cache"
+    elsewhere.mkdir(parents=True)
+    folder.parent.rmdir()
+    folder.parent.symlink_to(elsewhere)
+    require_private(folder)
+    assert stat.S_IMODE((elsewhere / folder.name).stat().st_mode) == 0o700
+    (tmp_path / "scratch").chmod(0o777)
+    with pytest.raises(NotPrivate, match="scratch can be written by other users"):
+        require_private(folder)
+
+
+def test_links_in_a_circle_end(folder: Path) -> None:
+    folder.rmdir()
+    folder.parent.rmdir()
+    folder.parent.symlink_to(folder.parent.name)
+    with pytest.raises(NotPrivate, match="links"):
+        require_private(folder)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+
+
+@needs_root
+@pytest.mark.parametrize("which", ["folder", "file", "parent", "home"])
+def test_what_belongs_to_another_user_is_not_used(folder: Path, tmp_path: Path, which: str) -> None:
+    (folder / "__pycache__").mkdir()
+    file = folder / "__pycache__" / "run.nbi"
+    file.write_bytes(b"pickled")
+    require_private(folder)
+    places = {"folder": folder, "file": file, "parent": folder.parent, "home": tmp_path}
+    os.chown(places[which], 65534, 65534)
+    with pytest.raises(NotPrivate):
+        require_private(folder)
+
+
+def test_a_link_among_the_files_is_not_used(folder: Path, tmp_path: Path) -> None:
+    (folder / "bytelane_kernels.py").symlink_to(tmp_path / "theirs.py")
+    with pytest.raises(NotPrivate, match="neither a file nor a folder"):
+        require_private(folder)
+
+
+LOAD = """
+from bytelane.sim.compiled import load_compiled
+print(type(load_compiled().run._cache).__name__)
+"""
+
+
+def test_what_a_stranger_has_put_below_tmp_is_not_run(tmp_path: Path) -> None:
+    """The home cannot be written, and all predictable places have been prepared."""
+    home, temp = tmp_path / "home", tmp_path / "tmp"
+    home.write_text("not a folder")
+    temp.mkdir()
+    names = {compiled._source()[1], hashlib.sha256(b"").hexdigest()[:16]}
+    names |= {path.name for path in cache_folder().glob("*")}
+    for name in names:
+        planted = temp / f"bytelane-{os.getuid()}" / name
+        planted.mkdir(parents=True)
+        (planted / "bytelane_kernels.py").write_text("print('a stranger was here')")
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD],
+        env={"HOME": str(home), "TMPDIR": str(temp), "NUMBA_CACHE_DIR": str(temp / "numba")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout == "NullCache\n"
+    assert done.stderr.count("\n") == 1
+    assert "for this process alone" in done.stderr
+    assert "set BYTELANE_CACHE" in done.stderr
+    assert sorted(path.name for path in temp.iterdir()) == [f"bytelane-{os.getuid()}"]
+
+
+def test_numbas_own_setting_does_not_move_the_cache_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("BYTELANE_CACHE", raising=False)
-    (tmp_path / "file").write_text("not a folder")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(compiled.tempfile, "gettempdir", lambda: str(tmp_path / "temp"))
-    assert (tmp_path / "temp") in compiled._source_file().parents
+    from numba import config
+
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("BYTELANE_CACHE", str(tmp_path / "ours"))
+    module = compiled.load_compiled.__wrapped__()
+    digest = compiled._source()[1]
+    assert module.run._cache.cache_path == str(tmp_path / "ours" / digest / "__pycache__")
+    assert str(tmp_path) == config.CACHE_DIR
+
+
+# A function of one line stands for the loop, which would take ten seconds to compile.
+NO_ROOM = """
+import resource, sys
+from types import SimpleNamespace
+from numba import njit
+sys.path.insert(0, sys.argv[1])
+from tiny import add
+from bytelane.sim import compiled
+loop = SimpleNamespace(run=njit(cache=True)(add))
+compiled.load_compiled = lambda: loop
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    njit(cache=True)(add)(1, 2)
+except OSError as error:
+    print(error.strerror)
+print(compiled.run_compiled(1, 2), compiled.run_compiled(3, 4))
+"""
+
+
+def test_a_disk_without_room_costs_the_cache_and_not_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text("def add(a, b):\n    return a + b\n")
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", NO_ROOM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("File too large\n3 7\n", "")

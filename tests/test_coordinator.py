@@ -1,6 +1,7 @@
 """The ablation in which rank 0 decides: nothing early, the most urgent first, all alike."""
 
 import os
+import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from bytelane.bench import Conditions
 from bytelane.bench.coordinator import (
+    FRAME,
     Coordinator,
     _Follower,
     _Leader,
@@ -23,6 +25,7 @@ from bytelane.bench.workload import Emulated
 from bytelane.core import Knobs, Plan
 from bytelane.errors import PlanMismatch
 from bytelane.job import Job, Layer, Tensor
+from bytelane.runtime.torch.control import Control
 from bytelane.sim import make_planner
 from ranks import Pool
 from strategies import jobs
@@ -150,6 +153,35 @@ def late_to_begin(rank: int, who: int) -> bool:
     finally:
         Coordinator.make_engine = make_engine  # type: ignore[method-assign]
         our_groups.cache_clear()
+
+
+def meeting_a_stranger(rank: int) -> list[int]:
+    """Meet, while a stranger is the first to connect to every port that is opened."""
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    create, strangers = socket.create_server, []
+
+    def open_to_all(address: tuple[str, int], **options: Any) -> socket.socket:
+        server = create(address, **options)
+        stranger = socket.create_connection(server.getsockname(), 5)
+        stranger.sendall(FRAME.pack(0, 7))
+        strangers.append(stranger)
+        return server
+
+    socket.create_server = open_to_all  # type: ignore[assignment]
+    try:
+        coordinator = Coordinator(Control(our_groups().agreeing, 30.0))
+        coordinator.round = 3
+        coordinator.tell([rank])
+        return [FRAME.unpack(came.read(FRAME.size))[1] for _, came in coordinator._streams]
+    finally:
+        socket.create_server = create
+        our_groups.cache_clear()
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_a_stranger_who_connects_first_is_not_taken_for_a_rank(two_ranks: Pool) -> None:
+    assert two_ranks.run(meeting_a_stranger) == [[1], [0]]
 
 
 @pytest.mark.parametrize("who", [0, 1])

@@ -19,6 +19,7 @@ from bytelane.job import Job, load, zoo
 from bytelane.sim import Jitter, Simulation, make_planner
 from bytelane.sim import simulate as _simulate
 from bytelane.sim.sweep import make_settings
+from bytelane.terminal import announce
 from bytelane.units import parse_bytes, parse_rate, parse_seconds
 
 if TYPE_CHECKING:
@@ -175,7 +176,8 @@ def prepare(
     all tensors. ``lanes`` (one if left out) carry operations by turns, each on connections of its
     own. ``verify`` compares all weights between ranks before every backward pass (slow). ``trace``
     is a file for plans and events, which ``bytelane replay`` reads; ``{rank}`` in it is replaced,
-    and without that only rank 0 writes.
+    and without that only rank 0 writes. A trace that can no longer be written, say on a full disk,
+    ends; training goes on.
     """
     runtime = _runtime()
     optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
@@ -216,7 +218,7 @@ def _planning(
     from bytelane.tune.page import print_page
     from bytelane.tune.probe import probe
 
-    planner = AutoPlanner(say=lambda line: print(f"bytelane: {line}", flush=True))
+    planner = AutoPlanner(say=announce)
     return {
         "planner": planner,
         "probe": probe,

@@ -26,9 +26,14 @@ A message says what is wrong and what would be right; the command line prints it
 and exits with code 2.
 """
 
+from bytelane.terminal import printable
+
 
 class BytelaneError(Exception):
-    """The root of the tree."""
+    """The root of the tree. What a message quotes cannot steer a terminal, nor in a traceback."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class InputError(BytelaneError, ValueError):
@@ -79,7 +84,7 @@ class PeerError(TrainingError):
         self.rank = rank
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return printable(str(self.args[0]))
 
 
 class PeerFailed(PeerError):

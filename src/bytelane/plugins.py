@@ -14,6 +14,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from bytelane.core import policy_names
+from bytelane.terminal import show
 
 GROUP = "bytelane.policies"
 
@@ -36,7 +37,7 @@ def _load(point: EntryPoint) -> None:
         point.load()
     except Exception as error:  # whatever somebody else's code may raise: ours still works
         package = point.dist.name if point.dist else "a package"
-        print(
+        show(
             f"bytelane: the policies of {package} ({point.value}) cannot be used: "
             f"{type(error).__name__}: {error}",
             file=sys.stderr,

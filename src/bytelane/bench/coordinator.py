@@ -15,16 +15,20 @@ from functools import partial
 from typing import Any, BinaryIO
 
 import msgspec
-import torch.distributed as dist
 
 from bytelane.cluster import Cluster
 from bytelane.core import Event, Plan, Planner, Scheduler, Start, Transport
 from bytelane.errors import PlanMismatch, TransferFailed
 from bytelane.job import Job
+from bytelane.lab.token import TOKEN_BYTES, accept_known, new_token
 from bytelane.runtime.engine import Engine
+from bytelane.runtime.torch.agreement import bytes_from
+from bytelane.runtime.torch.control import Control
 
 # A round, and a tensor that is ready or an operation that is to start in it.
 FRAME = struct.Struct("<ii")
+# The first rank's port, and the token with which the others show that they belong to the run.
+PLACE = struct.Struct(f"<H{TOKEN_BYTES}s")
 # Minimise delay: where queues know priorities, a decision does not stand behind gradients.
 LOW_DELAY = 0x10
 CONNECTED_WITHIN_S = 30.0
@@ -49,12 +53,12 @@ def preferring_what_is_needed_first(planner: Planner) -> Planner:
 class Coordinator:
     """One rank's side of the talk, through all plans of a run."""
 
-    def __init__(self) -> None:
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+    def __init__(self, control: Control) -> None:
+        self.rank, self.world = control.rank, control.size
         self.round = -1
         self.ready: defaultdict[int, Counter[int]] = defaultdict(Counter)
         """Round -> tensor -> on how many ranks it is ready; others may be a round ahead."""
-        self._streams = _meet(self.rank, self.world)
+        self._streams = _meet(control)
         self._installing = threading.Lock()
         self._decider: _Leader | _Follower
         self._engine: Engine | None = None
@@ -168,17 +172,18 @@ class _Follower:
         return not self._missing[tensor]
 
 
-def _meet(rank: int, world: int) -> list[tuple[socket.socket, BinaryIO]]:
-    """Connect the first rank with every other one."""
+def _meet(control: Control) -> list[tuple[socket.socket, BinaryIO]]:
+    """Connect the first rank with every other one; a stranger who connects is turned away."""
     host = os.environ["MASTER_ADDR"]
-    with socket.create_server((host if rank == 0 else "", 0)) as server:
-        where = [server.getsockname()[1]]
-        dist.broadcast_object_list(where, src=0)
-        if rank == 0:
-            server.settimeout(CONNECTED_WITHIN_S)
-            connections = [server.accept()[0] for _ in range(world - 1)]
-        else:
-            connections = [socket.create_connection((host, where[0]), CONNECTED_WITHIN_S)]
+    if control.rank == 0:
+        with socket.create_server((host, 0)) as server:
+            token = new_token()
+            bytes_from(0, PLACE.pack(server.getsockname()[1], token), control)
+            connections = accept_known(server, token, control.size - 1, CONNECTED_WITHIN_S)
+    else:
+        port, token = PLACE.unpack(bytes_from(0, b"", control))
+        connections = [socket.create_connection((host, port), CONNECTED_WITHIN_S)]
+        connections[0].sendall(token)
     for connection in connections:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,16 +1,15 @@
 """Run an experiment on the hosts of a lab."""
 
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
 from bytelane.bench.experiment import ALL_ARE_WARM, LINKS_HAVE_DROPPED, Experiment, Result
 from bytelane.errors import LabTimeout, TrainingError
 from bytelane.lab import Lab
+from bytelane.lifetime import scratch_folder
 
 Progress = Callable[[str], None]
 LAST_WORDS = 200
@@ -39,10 +38,10 @@ def run_experiment(
                 lab.set_rate(lab.rates[0] * (1 - experiment.drop))
                 (folder / LINKS_HAVE_DROPPED).touch()
 
-    with tempfile.TemporaryDirectory(prefix="bytelane-") as name:
-        folder = Path(name)
+    with scratch_folder() as folder:
         (folder / "experiment.json").write_bytes(msgspec.json.encode(experiment))
-        command = [sys.executable, "-m", "bytelane.bench.rank", name]
+        # -P: modules of the present folder, perhaps not ours, must not stand in for others.
+        command = [sys.executable, "-P", "-m", "bytelane.bench.rank", str(folder)]
         run = lab.start(command, environment=KEEP_MEMORY, output=listen)
         try:
             code = run.wait(timeout_s)

@@ -1,6 +1,8 @@
 """Real models for the benchmark: two small ones of ours, or a function of the user's."""
 
 import importlib
+import os
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
@@ -32,6 +34,8 @@ def load_task(name: str) -> Task:
     if not colon:
         known = ", ".join(BUILT_IN)
         raise InputError(f"{name!r} is neither one of {known} nor package.module:function")
+    # Last: a file there that is named like a package of ours must not stand in for it.
+    sys.path.append(os.getcwd())
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:

@@ -209,9 +209,10 @@ def _finds_a_mutation(workload: Workload) -> bool:
 
 def _of_the_slowest(times_s: tuple[float, ...]) -> tuple[float, ...]:
     """Return the times of the rank that takes longest: whoever computes alone waits for nobody."""
-    everyone: list[tuple[float, ...]] = [()] * dist.get_world_size()
-    dist.all_gather_object(everyone, times_s)
-    return max(everyone, key=median)
+    mine = torch.tensor(times_s, dtype=torch.float64)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)  # and no objects, which travel as pickles
+    return max((tuple(one.tolist()) for one in everyone), key=median)
 
 
 def _slowest(seconds: float) -> float:

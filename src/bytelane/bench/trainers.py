@@ -28,6 +28,7 @@ from bytelane.errors import NotSupported
 from bytelane.job import Job
 from bytelane.runtime.engine import Engine
 from bytelane.runtime.torch import attach
+from bytelane.runtime.torch.control import Control
 from bytelane.runtime.torch.groups import Groups
 from bytelane.runtime.torch.planning import FIRST_ITERATIONS, FIRST_REVIEW
 from bytelane.runtime.torch.transport import AllReduceTransport, Gradient
@@ -200,7 +201,7 @@ class CoordinatedTrainer(OurTrainer):
 
     def __init__(self, workload: Workload, policy: str, knobs: Knobs, keep_iterations: int) -> None:
         planner = preferring_what_is_needed_first(make_planner(policy, knobs))
-        make_engine = Coordinator().make_engine
+        make_engine = Coordinator(Control(our_groups().agreeing, TIMEOUT_S)).make_engine
         super().__init__(workload, planner, keep_iterations, make_engine=make_engine)
         self._policy = partial(make_policy, policy, knobs=knobs)
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from bytelane.cli.output import print_table
+from bytelane.terminal import show
 
 if TYPE_CHECKING:
     from bytelane.sim import Simulation
@@ -94,17 +95,17 @@ def print_accounts(found: "Simulation", slack: "Slack | None") -> None:
     from bytelane.sim.steady import whole_iterations
     from bytelane.units import format_bytes
 
-    print()
+    show()
     for link in link_traffic(found.job, found.cluster):
         # As much comes down as goes up, in every arrangement.
         size, share = format_bytes(round(link.up_bytes)), _used(found, link.up_bytes)
-        print(f"  the link of a {link.host} carries {size} each way, {share:.0%} of what it could")
+        show(f"  the link of a {link.host} carries {size} each way, {share:.0%} of what it could")
     if whole_iterations(found) > 1:
-        print(f"  idle times and waits are means over {whole_iterations(found)} iterations")
+        show(f"  idle times and waits are means over {whole_iterations(found)} iterations")
     if slack is not None and slack.layer.size:
         assert found.log is not None
         whose = "the first worker's " if found.log.iteration_start.shape[0] > 1 else ""
-        print(f"  {whose}{_waits_in_words(found, slack)}")
+        show(f"  {whose}{_waits_in_words(found, slack)}")
 
 
 def print_layers(rows: list[dict[str, Any]]) -> None:
@@ -112,7 +113,7 @@ def print_layers(rows: list[dict[str, Any]]) -> None:
     spread = any(row["slack_spread_ms"] for row in rows)
     keys = [key for key in rows[0] if spread or key != "slack_spread_ms"]
     times = "Times in ms, mean and spread over iterations" if spread else "Times in ms"
-    print(f"\n{times}; moments since the forward pass began whose gradients they are.\n")
+    show(f"\n{times}; moments since the forward pass began whose gradients they are.\n")
     titles = [key.removesuffix("_ms").removeprefix("slack_") for key in keys]
     print_table(titles, [[_cell(row[key]) for key in keys] for row in rows])
 

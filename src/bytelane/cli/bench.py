@@ -8,7 +8,8 @@ import typer
 from bytelane.cli.bench_output import document, print_result, require_exact, save_pictures
 from bytelane.cli.lab import Mode, Rate
 from bytelane.cli.options import Credit, JobFile, Json, Partition, Workers
-from bytelane.cli.output import print_json
+from bytelane.cli.output import print_json, progress_line
+from bytelane.lifetime import terminable
 
 if TYPE_CHECKING:
     from bytelane.bench import Experiment, Ours, Result
@@ -135,9 +136,7 @@ def _ours(policy: str, partition: str | None, credit: str | None) -> "list[Ours]
 
 def run_in(lab: "Lab", experiment: "Experiment") -> "Result":
     """Run an experiment in a lab of its own, and show how far it is."""
-    from rich.console import Console
-
     from bytelane.bench import run_experiment
 
-    with Console(stderr=True).status("starting ranks") as status, lab:
-        return run_experiment(experiment, lab, progress=status.update)
+    with terminable(), progress_line("starting ranks") as progress, lab:
+        return run_experiment(experiment, lab, progress=progress)

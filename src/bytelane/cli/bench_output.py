@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from bytelane.cli.output import print_table
+from bytelane.terminal import one_line, show
 
 if TYPE_CHECKING:
     from bytelane.bench import Cell, Experiment, Result
@@ -57,18 +58,17 @@ def print_result(result: "Result", experiment: "Experiment", lab: "Lab") -> None
     from bytelane.units import format_bytes, format_rate
 
     size = format_bytes(result.job.total_bytes)
-    print(f"{result.job.name}, {size}, on {result.workers} workers, {format_rate(lab.rates[0])}")
-    print(
-        f"{lab.mode} lab; measured between the ranks, by plain all-reduces and by our own engine:"
-    )
-    print(f"{result.link}\n{result.our_link}\n")
+    name, rate = one_line(result.job.name), format_rate(lab.rates[0])
+    show(f"{name}, {size}, on {result.workers} workers, {rate}")
+    show(f"{lab.mode} lab; measured between the ranks, by plain all-reduces and by our own engine:")
+    show(f"{result.link}\n{result.our_link}\n")
     titles = ("", "iteration", "spread", "of bound", "over best DDP", "off prediction", "weights")
     columns = list(zip(titles, *(_row(cell, result) for cell in result.cells), strict=True))
     told = [column for column in columns if any(column[1:])]
     first, *rows = zip(*told, strict=True)
     print_table(first, rows)
     for line in _remarks(result, experiment):
-        print(line)
+        show(line)
 
 
 def _row(cell: "Cell", result: "Result") -> tuple[str, ...]:
@@ -177,7 +177,7 @@ def _cell_document(cell: "Cell") -> dict[str, Any]:
 def require_exact(result: "Result") -> None:
     """End with a failure if any contender's weights are wrong, or if the check is."""
     if any(cell.exact is False for cell in result.cells) or not result.mutation_found:
-        print("bytelane: error: the weights are not what they must be", file=sys.stderr)
+        show("bytelane: error: the weights are not what they must be", file=sys.stderr)
         raise typer.Exit(1)
 
 

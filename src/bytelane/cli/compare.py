@@ -7,6 +7,7 @@ import typer
 
 from bytelane.cli.options import ClusterOptions, JobOptions, Json, flatten_options
 from bytelane.cli.output import count, print_json, print_table
+from bytelane.terminal import one_line, show
 
 if TYPE_CHECKING:
     from bytelane.sim import Simulation
@@ -45,7 +46,7 @@ def compare(
         place = {"job": what.name, "sync": where.sync, "workers": where.workers}
         print_json(place | {"policies": rows})
         return
-    print(f"{what.name} on {count(where.workers, 'worker')}, {where.link}\n")
+    show(f"{one_line(what.name)} on {count(where.workers, 'worker')}, {where.link}\n")
     print_table(
         ("policy", "iteration", "over fifo", "above the optimum"),
         [

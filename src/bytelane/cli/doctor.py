@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 import typer
 
 from bytelane.cli.options import Json
+from bytelane.lifetime import terminable
+from bytelane.terminal import printable, show
 
 Status = Literal["ok", "missing", "limited"]
 
@@ -40,7 +42,8 @@ def doctor(as_json: Json = False) -> None:
     Exit code 1 only if something is missing without which nothing works at all.
     """
     checks = all_checks()
-    findings = [examine(check) for check in checks]
+    with terminable():
+        findings = [examine(check) for check in checks]
     lacking = [
         check.name
         for check, finding in zip(checks, findings, strict=True)
@@ -48,7 +51,7 @@ def doctor(as_json: Json = False) -> None:
     ]
     if as_json:
         found = [finding._asdict() for finding in findings]
-        print(json.dumps({"checks": found, "ok": not lacking}, indent=2))
+        show(json.dumps({"checks": found, "ok": not lacking}, indent=2))
     else:
         _print_text(findings, lacking)
     if lacking:
@@ -102,7 +105,7 @@ def _print_text(findings: Sequence[Finding], lacking: Sequence[str]) -> None:
     colours = {"ok": "green", "limited": "yellow", "missing": "red"}
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, status, detail, _ in findings:
-        table.add_row(Text(name), Text(status, style=colours[status]), Text(detail))
+        table.add_row(Text(name), Text(status, style=colours[status]), Text(printable(detail)))
     console.print(table)
     mends = [finding for finding in findings if finding.mend]
     if mends:

@@ -1,14 +1,12 @@
 """``bytelane lab``: a cluster on one machine, with links of a given rate."""
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bytelane.cli.options import Json
+from bytelane.lifetime import terminable
 
 if TYPE_CHECKING:
     from bytelane.lab import Lab, Traffic
@@ -247,18 +245,3 @@ def _start_traffic(lab: "Lab", sizes: Path | None, **options: Any) -> "Traffic":
     from bytelane.lab.sizes import WEB_SEARCH, load_sizes
 
     return lab.traffic(sizes=load_sizes(sizes) if sizes else WEB_SEARCH, **options)
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Let a request to end this process end the block first."""
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

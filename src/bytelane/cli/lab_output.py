@@ -8,6 +8,7 @@ from typing import Any
 from bytelane.cli.output import count, print_table
 from bytelane.errors import LabError
 from bytelane.lab import Cleaning, Hop, Lab, Share, TrafficReport
+from bytelane.terminal import show
 from bytelane.units import format_rate, format_seconds
 
 SWEEP = ("100Mbit", "200Mbit", "500Mbit", "1Gbit", "2Gbit", "5Gbit", "10Gbit", "20Gbit", "50Gbit")
@@ -15,7 +16,7 @@ SWEEP = ("100Mbit", "200Mbit", "500Mbit", "1Gbit", "2Gbit", "5Gbit", "10Gbit", "
 
 def warn(message: str) -> None:
     """Say something beside the output proper."""
-    print(f"bytelane: {message}", file=sys.stderr, flush=True)
+    show(f"bytelane: {message}", file=sys.stderr, flush=True)
 
 
 def introduce(lab: Lab) -> None:
@@ -52,8 +53,8 @@ def print_check(lab: Lab, found: Sequence[Sequence[Hop]], shares: Sequence[Share
         rows = [[format_rate(hops[0].asked), *_cells(hops)[1:]] for hops in found]
         print_table(["asked", "slowest link", "ratio", "right"], rows)
     for share in shares:
-        print(f"{share.where}, high beside low priority: {share.ratio:.1%} : {1 - share.ratio:.1%}")
-    print(_verdict(lab, found))
+        show(f"{share.where}, high beside low priority: {share.ratio:.1%} : {1 - share.ratio:.1%}")
+    show(_verdict(lab, found))
 
 
 def check_document(
@@ -108,7 +109,7 @@ def print_traffic(report: TrafficReport) -> None:
         for one in report.classes
     ]
     print_table(["flows", "number", "unfinished", "mean", "p50", "p90", "p99"], rows)
-    print("small: to 100 kB; large: from 10 MB; times of those that finished")
+    show("small: to 100 kB; large: from 10 MB; times of those that finished")
 
 
 def traffic_document(report: TrafficReport) -> dict[str, Any]:
@@ -136,12 +137,14 @@ def traffic_document(report: TrafficReport) -> dict[str, Any]:
 def print_cleaning(found: Cleaning) -> None:
     """Say what was ended and what was left alone."""
     for one in found.ended:
-        print(f"ended {one.pid}, left by {one.owner_pid}: {one.command}")
+        show(f"ended {one.pid}, left by {one.owner_pid}: {one.command}")
     if found.living:
         owners = ", ".join(map(str, found.living))
-        print(f"{count(len(found.living), 'lab')} in use, left alone (process {owners})")
-    if not found.ended:
-        print("nothing was left behind")
+        show(f"{count(len(found.living), 'lab')} in use, left alone (process {owners})")
+    for folder in found.folders:
+        show(f"removed {folder}, left by a command that was killed")
+    if not found.ended and not found.folders:
+        show("nothing was left behind")
 
 
 def _cells(hops: Sequence[Hop]) -> list[str]:

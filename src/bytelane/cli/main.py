@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from typing import Any
 
 import typer
 
@@ -24,6 +25,7 @@ from bytelane.cli import (
     zoo,
 )
 from bytelane.errors import BytelaneError
+from bytelane.terminal import one_line, show
 
 app = typer.Typer(
     help="Schedule the communication of distributed training, and predict what that is worth.",
@@ -49,7 +51,7 @@ app.command()(doctor.doctor)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"bytelane {__version__}")
+        show(f"bytelane {__version__}")
         raise typer.Exit
 
 
@@ -68,9 +70,10 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # a name that the terminal cannot show
     try:
         try:
-            app()
+            code = app(standalone_mode=False)
         finally:
             sys.stdout.flush()  # here, where a reader that has left can still be handled
+        sys.exit(code)
     except BytelaneError as error:
         sys.exit(_complain(str(error)))
     except BrokenPipeError:
@@ -81,8 +84,22 @@ def main() -> None:
         sys.exit(_complain(f"{error.filename or 'output'}: {error.strerror}"))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+    except Exception as error:
+        # Typer's own, told by its methods: which package its class comes from depends on the
+        # version. Its own printer would pass on whatever an argument holds.
+        if not hasattr(error, "format_message"):
+            raise
+        sys.exit(_explain_usage(error))
+
+
+def _explain_usage(error: Any) -> int:
+    if message := error.format_message():  # none: the help is printed already
+        if error.ctx is not None:
+            show(f"{error.ctx.get_usage()}\n", file=sys.stderr)
+        _complain(message)
+    return int(error.exit_code)
 
 
 def _complain(message: str) -> int:
-    print(f"bytelane: error: {message}", file=sys.stderr)
+    show(f"bytelane: error: {one_line(message)}", file=sys.stderr)
     return 2

@@ -1,25 +1,51 @@
 """Printing that several verbs share."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+from bytelane.terminal import one_line, show
 
 
 def print_json(values: Any) -> None:
     """Print one JSON document, indented."""
     import msgspec
 
-    print(msgspec.json.format(msgspec.json.encode(values)).decode())
+    document = msgspec.json.format(msgspec.json.encode(values)).decode()
+    # JSON escapes the control characters of ASCII only; these can stand within its strings alone.
+    show(re.sub("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]", _as_json, document))
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print aligned columns: the first to the left, the others to the right."""
+    titles, rows = _cells(titles), [_cells(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     for row in (titles, *rows):
         first, *others = (
             text.ljust(width) if i == 0 else text.rjust(width)
             for i, (text, width) in enumerate(zip(row, widths, strict=True))
         )
-        print("  ".join([first, *others]).rstrip())
+        show("  ".join([first, *others]).rstrip())
+
+
+@contextmanager
+def progress_line(first: str) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal how far the work is, in one line that is updated by what is yielded."""
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status(first) as status:
+        # Text, or a name in brackets would be read as markup.
+        yield lambda line: status.update(Text(one_line(line)))
+
+
+def _as_json(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
+
+
+def _cells(texts: Sequence[str]) -> list[str]:
+    return [one_line(text) for text in texts]
 
 
 def count(number: int, noun: str) -> str:

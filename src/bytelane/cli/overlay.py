@@ -10,6 +10,7 @@ from bytelane.cli.bench_output import document, print_result, require_exact, sav
 from bytelane.cli.lab import Mode, Rate
 from bytelane.cli.options import Credit, JobFile, Json, Partition, Policy, Workers
 from bytelane.cli.output import print_json
+from bytelane.terminal import show
 
 
 def overlay(
@@ -56,5 +57,5 @@ def overlay(
         print_json(document(result, experiment, lab))
     else:
         print_result(result, experiment, lab)
-        print(f"see {out / 'overlay.png'}, or drop {out / 'overlay.json'} on ui.perfetto.dev")
+        show(f"see {out / 'overlay.png'}, or drop {out / 'overlay.json'} on ui.perfetto.dev")
     require_exact(result)

@@ -10,13 +10,13 @@ import platform
 import re
 import shutil
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 
 from bytelane.errors import LabError
 from bytelane.lab.abilities import Lacking
 from bytelane.lab.tools import run_tool
+from bytelane.lifetime import scratch_folder
 
 SIM = "pip install 'bytelane[sim]'"
 PLOT = "pip install 'bytelane[plot]'"
@@ -110,10 +110,10 @@ def try_import(module: str, mend: str, code: str = "") -> str:
 
 def run_python(code: str) -> str:
     """Run code in a new process and a folder that ends with it."""
-    with tempfile.TemporaryDirectory(prefix="bytelane-doctor-") as folder:
+    with scratch_folder() as folder:
         return run_tool(
             [sys.executable, "-B", "-c", code],
             limit_s=60,
-            folder=folder,
-            environment={"MPLCONFIGDIR": folder},
+            folder=str(folder),
+            environment={"MPLCONFIGDIR": str(folder)},
         )

@@ -10,6 +10,7 @@ import typer
 from bytelane.cli.options import Json
 from bytelane.cli.output import count, print_json, print_table
 from bytelane.errors import JobFileError, MissingExtra
+from bytelane.terminal import one_line, relay, show
 
 if TYPE_CHECKING:
     from bytelane.measure import Profile
@@ -65,14 +66,14 @@ def profile(
                 script, context.args, iterations=iterations, warmup=warmup, say=_say
             )
     except ScriptFailed as failure:
-        print(failure, end="", file=sys.stderr)
+        relay(str(failure), file=sys.stderr)
         raise typer.Exit(failure.code) from None
     save(found.job, path)
     if as_json:
         print_json(summary(found) | {"job_file": str(path)})
     else:
         _print_text(found)
-        print(f"wrote {path}; now: bytelane compare {path} --workers 4 --bandwidth 1Gbit")
+        show(f"wrote {path}; now: bytelane compare {path} --workers 4 --bandwidth 1Gbit")
 
 
 def _require_writable(path: Path) -> None:
@@ -84,7 +85,7 @@ def _require_writable(path: Path) -> None:
 
 
 def _say(message: str) -> None:
-    print(f"bytelane: {message}", file=sys.stderr, flush=True)
+    show(f"bytelane: {message}", file=sys.stderr, flush=True)
 
 
 def summary(found: "Profile") -> dict[str, Any]:
@@ -123,8 +124,8 @@ def _print_text(found: "Profile") -> None:
     from bytelane.units import format_bytes, format_seconds
 
     job, whole = found.job, found.iteration
-    print(
-        f"{job.name}: {format_bytes(job.total_bytes)} of gradients in "
+    show(
+        f"{one_line(job.name)}: {format_bytes(job.total_bytes)} of gradients in "
         f"{count(len(job.tensors), 'tensor')}, {count(len(job.layers), 'layer')}; "
         f"median of {count(found.counted, 'iteration')}\n"
     )
@@ -141,7 +142,7 @@ def _print_text(found: "Profile") -> None:
             for name, time in rows
         ],
     )
-    print("\nmost time in")
+    show("\nmost time in")
     slowest = sorted(job.layers, key=lambda layer: layer.compute_s, reverse=True)[:SLOWEST]
     print_table(
         ("layer", "forward", "backward", "update"),
@@ -155,9 +156,9 @@ def _print_text(found: "Profile") -> None:
             for layer in slowest
         ],
     )
-    print(
+    show(
         f"\nwith hooks an iteration took {format_seconds(found.observed.median_s)}; the cost of "
         f"{found.marks} marks, {format_seconds(found.mark_s)} each, is taken off"
     )
     for note in found.notes:
-        print(f"note: {note}")
+        show(f"note: {note}")

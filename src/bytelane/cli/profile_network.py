@@ -8,6 +8,7 @@ import typer
 from bytelane.cli.options import Json
 from bytelane.cli.output import print_json, print_table
 from bytelane.errors import InputError, MissingExtra
+from bytelane.terminal import show
 
 if TYPE_CHECKING:
     from bytelane.cluster import Link
@@ -84,11 +85,13 @@ def _among_ranks(budget_s: float) -> "NetworkProfile | None":
 
 
 def _locally(workers: int, bandwidth: str | None, budget_s: float) -> "NetworkProfile":
+    from bytelane.lifetime import terminable
     from bytelane.measure.loopback import profile_loopback
     from bytelane.units import parse_rate
 
     rate = None if bandwidth is None else parse_rate(bandwidth)
-    return profile_loopback(workers, rate, budget_s)
+    with terminable():
+        return profile_loopback(workers, rate, budget_s)
 
 
 def summary(found: "NetworkProfile") -> dict[str, Any]:
@@ -136,7 +139,7 @@ def _print_text(found: "NetworkProfile") -> None:
 
     from bytelane.units import format_bytes, format_seconds
 
-    print(f"{found.workers} workers: {found.link}\n")
+    show(f"{found.workers} workers: {found.link}\n")
     cells = {(sample.size, sample.in_flight): sample for sample in found.samples}
     sizes, numbers = (list(dict.fromkeys(values)) for values in zip(*cells, strict=True))
     print_table(
@@ -154,7 +157,7 @@ def _print_text(found: "NetworkProfile") -> None:
         ],
     )
     errors = [abs(error) for error in found.errors]
-    print(
+    show(
         f"\ntime a message, and how much of the fitted rate that is\n"
         f"fitted to every other size, the link misses the sizes between by {median(errors):.1%} "
         f"(median), {max(errors):.1%} (worst)\n"

@@ -7,6 +7,7 @@ import typer
 
 from bytelane.cli.options import Json
 from bytelane.cli.output import print_json, print_table
+from bytelane.terminal import one_line, show
 
 if TYPE_CHECKING:
     from bytelane.trace.recording import Replayed
@@ -56,8 +57,9 @@ def _print_text(rounds: "list[Replayed]", odd: "list[Replayed]") -> None:
         )
     print_table(["plan", "policy", "operations", "rounds", "median round"], table)
     for found in odd[:5]:
-        print(f"step {found.line.step}, round {found.line.number}: {found.difference}")
+        where = f"step {found.line.step}, round {found.line.number}"
+        show(f"{where}: {one_line(found.difference)}")
     if not odd:
-        print(f"\n{len(rounds)} rounds, all as the core decides")
+        show(f"\n{len(rounds)} rounds, all as the core decides")
     else:
-        print(f"\n{len(odd)} of {len(rounds)} rounds differ from what the core decides")
+        show(f"\n{len(odd)} of {len(rounds)} rounds differ from what the core decides")

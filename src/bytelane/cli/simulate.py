@@ -16,6 +16,7 @@ from bytelane.cli.accounts import (
 )
 from bytelane.cli.options import ClusterOptions, JobOptions, Json, PolicyOptions, flatten_options
 from bytelane.cli.output import count, print_json
+from bytelane.terminal import one_line, show
 
 if TYPE_CHECKING:
     from bytelane.core import Knobs
@@ -109,13 +110,14 @@ def _print_text(found: "Simulation") -> None:
     if window.credit_bytes is not None:
         pieces += f", a piece starts below {format_bytes(window.credit_bytes)} in flight"
     over = max(0.0, found.iteration_s / found.bound_s - 1) if found.bound_s else 0.0
-    print(f"{job.name}: {format_bytes(job.total_bytes)} in {count(len(job.tensors), 'tensor')}")
-    print(f"on {count(found.cluster.workers, 'worker')}, {found.cluster.link}")
-    print(f"by {found.policy}: {pieces}\n")
+    size, tensors = format_bytes(job.total_bytes), count(len(job.tensors), "tensor")
+    show(f"{one_line(job.name)}: {size} in {tensors}")
+    show(f"on {count(found.cluster.workers, 'worker')}, {found.cluster.link}")
+    show(f"by {found.policy}: {pieces}\n")
     spread = f"   (+- {format_seconds(found.spread_s)})" if found.spread_s else ""
-    print(f"  iteration      {format_seconds(found.iteration_s):>10}{spread}")
+    show(f"  iteration      {format_seconds(found.iteration_s):>10}{spread}")
     computing, link = idle_in_words(found)
-    print(f"  compute        {format_seconds(found.compute_s):>10}   ({computing})")
-    print(f"  communication  {format_seconds(found.communication_s):>10}   (the link is {link})")
-    print(f"  bound          {format_seconds(found.bound_s):>10}   ({over:.1%} above it)")
-    print(f"  optimum        {format_seconds(found.optimal_s):>10}")
+    show(f"  compute        {format_seconds(found.compute_s):>10}   ({computing})")
+    show(f"  communication  {format_seconds(found.communication_s):>10}   (the link is {link})")
+    show(f"  bound          {format_seconds(found.bound_s):>10}   ({over:.1%} above it)")
+    show(f"  optimum        {format_seconds(found.optimal_s):>10}")

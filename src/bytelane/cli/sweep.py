@@ -9,6 +9,7 @@ import typer
 
 from bytelane.cli.options import Accelerator, Batch, Json, Separate, SharedLink
 from bytelane.cli.output import count, print_json, print_table
+from bytelane.terminal import one_line, show
 
 if TYPE_CHECKING:
     from bytelane.sim.sweep import Answer, Setting
@@ -203,7 +204,8 @@ def _print_text(
     same = {name: texts[0] for name, texts in found.items() if len(set(texts)) == 1}
     same.pop("iteration", None)
     ground = [common_ground(settings), *(f"{name} {text}" for name, text in same.items())]
-    print(f"{count(len(settings), 'setting')}: {', '.join(filter(None, ground))}\n")
+    alike = one_line(", ".join(filter(None, ground)))
+    show(f"{count(len(settings), 'setting')}: {alike}\n")
     columns = swept | {name: texts for name, texts in found.items() if name not in same}
     if len(fastest) < len(shown):
         columns["fastest"] = ["*" if id(answer) in marked else "" for answer in shown]

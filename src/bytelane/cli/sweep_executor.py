@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -15,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import resource_tracker
 
 from bytelane.errors import BytelaneError, InputError, MissingExtra
+from bytelane.lifetime import end_with_parent
 from bytelane.sim.sweep import Answer, Setting, sweep
 
 # Another process needs about a second until it has loaded compiled code. So a sweep begins alone,
@@ -75,7 +75,7 @@ def _processes(count: int) -> Iterator[Executor]:
     others = set(multiprocessing.active_children())
     # Not forked: a process that is forked while threads run may hang.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, context, initializer=_end_with_parent)
+    pool = ProcessPoolExecutor(count, context, initializer=end_with_parent)
     try:
         with _interrupts_held():
             for _ in range(count):
@@ -108,18 +108,6 @@ def _interrupts_held() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if held:
         signal.raise_signal(signal.SIGINT)
-
-
-def _end_with_parent() -> None:
-    """See to it that no process outlives a command that was killed."""
-
-    def wait() -> None:
-        parent = multiprocessing.parent_process()
-        if parent is not None:
-            parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from bytelane.cli.options import (
     flatten_options,
 )
 from bytelane.cli.output import print_json
+from bytelane.terminal import show
 
 if TYPE_CHECKING:
     from bytelane.sim import Simulation
@@ -77,8 +78,8 @@ def timeline(
         print_json({"job": found[0].job.name, "picture": str(out), "policies": rows})
         return
     for one in found:
-        print(f"{one.policy}: {one.iteration_s * 1e3:.1f} ms an iteration")
-    print(f"see {out}" + (f", or drop {trace} on ui.perfetto.dev" if trace else ""))
+        show(f"{one.policy}: {one.iteration_s * 1e3:.1f} ms an iteration")
+    show(f"see {out}" + (f", or drop {trace} on ui.perfetto.dev" if trace else ""))
 
 
 def _row(found: "Simulation") -> dict[str, object]:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bytelane.cli.lab import terminable
 from bytelane.cli.options import Credit, Fusion, Json, Partition
-from bytelane.cli.output import print_json
+from bytelane.cli.output import print_json, progress_line
 from bytelane.errors import InputError, MissingExtra, TrainingError
+from bytelane.lifetime import terminable
+from bytelane.terminal import relay, show
 
 if TYPE_CHECKING:
     from bytelane.tryout import Outcome, Place, RunFailed, Trial
@@ -120,7 +121,7 @@ def try_(
     if out is not None:
         try_output.save_pictures(outcome, place, out)
         if not as_json:
-            print(f"\nsee {out / 'try.png'}")
+            show(f"\nsee {out / 'try.png'}")
     try_output.require_right(outcome)
 
 
@@ -182,13 +183,11 @@ def _open_place(
 
 def _run(trial: "Trial", place: "Place") -> "Outcome":
     """Run all, and show how far it is; the script's own failure is shown as its own."""
-    from rich.console import Console
-
     from bytelane.tryout import RunFailed, run_trial
 
     try:
-        with Console(stderr=True).status("starting") as status:
-            return run_trial(trial, place, progress=status.update)
+        with progress_line("starting") as progress:
+            return run_trial(trial, place, progress=progress)
     except RunFailed as failure:
         _repeat(failure)
         if failure.is_the_scripts_own:
@@ -201,5 +200,5 @@ def _run(trial: "Trial", place: "Place") -> "Outcome":
 
 def _repeat(failure: "RunFailed") -> None:
     """Print what a rank had printed; if that explains nothing, say at least how it ended."""
-    print(failure.out, end="", flush=True)
-    print(failure.err or f"exit code {failure.code}\n", end="", file=sys.stderr, flush=True)
+    relay(failure.out)
+    relay(failure.err or f"exit code {failure.code}\n", file=sys.stderr)

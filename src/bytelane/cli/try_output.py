@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from bytelane.cli.output import print_table
+from bytelane.terminal import show
 
 if TYPE_CHECKING:
     from bytelane.tryout import Cell, Difference, Outcome, Place
@@ -22,13 +23,13 @@ def print_outcome(outcome: "Outcome", place: "Place") -> None:
 
     trial = outcome.trial
     counted = len(outcome.cells[0].times_s[0])
-    print(f"{trial.script}: {format_bytes(outcome.gradient_bytes)} of gradients, {place.title}")
-    print(f"median of {trial.repetitions} x {counted} iterations, after as many to warm up\n")
+    show(f"{trial.script}: {format_bytes(outcome.gradient_bytes)} of gradients, {place.title}")
+    show(f"median of {trial.repetitions} x {counted} iterations, after as many to warm up\n")
     titles = ("", "iteration", "spread", "of bound")
     print_table(titles, [_row(cell, outcome) for cell in outcome.cells])
-    print(f"bound: {format_seconds(outcome.bound_s)}, the longer of both alone\n")
+    show(f"bound: {format_seconds(outcome.bound_s)}, the longer of both alone\n")
     for line in (*_verdict(outcome), *_weights(outcome), *outcome.said, *_adopt(outcome)):
-        print(line)
+        show(line)
 
 
 def _row(cell: "Cell", outcome: "Outcome") -> tuple[str, ...]:
@@ -150,5 +151,5 @@ def save_pictures(outcome: "Outcome", place: "Place", folder: Path) -> None:
 def require_right(outcome: "Outcome") -> None:
     """End with a failure if the weights are wrong."""
     if outcome.is_wrong:
-        print("bytelane: error: the weights are not what they must be", file=sys.stderr)
+        show("bytelane: error: the weights are not what they must be", file=sys.stderr)
         raise typer.Exit(1)

@@ -10,6 +10,7 @@ from bytelane.cli.options import (
     flatten_options,
 )
 from bytelane.cli.output import print_json, print_table
+from bytelane.terminal import one_line, show
 
 if TYPE_CHECKING:
     from bytelane.sim import Simulation
@@ -65,8 +66,9 @@ def _print_json(found: "Simulation", path: "list[Cause]") -> None:
 
 def _print_text(found: "Simulation", causes: "list[Cause]") -> None:
     computing, link = _busy_percent(found)
-    print(
-        f"{found.job.name} by {found.policy}: {found.iteration_s * 1e3:.1f} ms an iteration, "
+    name = one_line(found.job.name)
+    show(
+        f"{name} by {found.policy}: {found.iteration_s * 1e3:.1f} ms an iteration, "
         f"in which computing is busy {computing:.0f} % of the time and the link {link:.0f} %\n"
     )
     print_table(

@@ -7,6 +7,7 @@ import typer
 
 from bytelane.cli.options import Accelerator, Batch, Json
 from bytelane.cli.output import print_json, print_table
+from bytelane.terminal import show
 
 
 def zoo(
@@ -32,7 +33,7 @@ def zoo(
     if name is not None:
         path = out or Path(f"{name}.toml")
         save(models.make(name, accelerator=accelerator, batch=batch), path)
-        print(f"wrote {path}")
+        show(f"wrote {path}")
         return
     if out is not None or accelerator is not None or batch is not None:
         raise InputError("out, accelerator and batch go with the name of a model")

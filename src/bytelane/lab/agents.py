@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 from bytelane.errors import LabError
 from bytelane.lab.run import Stream
+from bytelane.lab.token import new_token
 
 if TYPE_CHECKING:
     from bytelane.lab.lab import Lab
 
 BEGUN = "begun"
+TOKEN = "BYTELANE_LAB_TOKEN"
 START_S = 30.0
 
 
@@ -30,7 +32,8 @@ class Agents:
         self._last_error = "no answer"
         self._news = threading.Condition()
         command = [sys.executable, "-P", "-m", f"bytelane.lab.{module}", *arguments]
-        self._run = lab.start(command, output=self._hear)
+        # In the environment, which no other user can read; the arguments all users can.
+        self._run = lab.start(command, environment={TOKEN: new_token().hex()}, output=self._hear)
         self._await(lambda: len(self._begun) == self._hosts, START_S)
 
     def finish(self, limit_s: float) -> list[str]:

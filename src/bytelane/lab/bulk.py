@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bytelane.lab.agents import BEGUN
+from bytelane.lab.agents import BEGUN, TOKEN
 from bytelane.lab.environment import HOSTS
+from bytelane.lab.token import accept_known
 
 FIRST_PORT = 5200
 PIECE_BYTES = 1 << 18
@@ -36,7 +37,7 @@ class Flow(NamedTuple):
     """How long to wait once connected."""
 
 
-def main(flows: list[Flow], host: int, addresses: list[str]) -> None:
+def main(flows: list[Flow], host: int, addresses: list[str], token: bytes) -> None:
     """Play one host's part in all flows, until asked to stop."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     places = [(addresses[flow.destination], FIRST_PORT + i) for i, flow in enumerate(flows)]
@@ -48,11 +49,12 @@ def main(flows: list[Flow], host: int, addresses: list[str]) -> None:
     for index, flow in enumerate(flows):
         if flow.source == host:
             connection = _connect(places[index], flow.tos)
+            connection.sendall(token)
             _in_background(_send, connection, flow.after_s)
     samples: dict[int, Samples] = {index: [] for index in servers}
     for index, server in servers.items():
-        server.settimeout(PATIENCE_S)
-        _in_background(_receive, server.accept()[0], samples[index])
+        (connection,) = accept_known(server, token, 1, PATIENCE_S)
+        _in_background(_receive, connection, samples[index])
     print(BEGUN, flush=True)
     signal.sigwait({signal.SIGTERM})
     print(json.dumps({index: found[:] for index, found in samples.items()}), flush=True)
@@ -110,4 +112,5 @@ if __name__ == "__main__":
         [Flow(*fields) for fields in json.loads(sys.argv[1])],
         int(os.environ["RANK"]),
         os.environ[HOSTS].split(","),
+        bytes.fromhex(os.environ[TOKEN]),
     )

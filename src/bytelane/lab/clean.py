@@ -9,12 +9,13 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from bytelane.lab.marker import LabName
+from bytelane.lifetime import remove_abandoned
 
 ENDING_S = 5.0
 
@@ -33,20 +34,23 @@ class Cleaning(msgspec.Struct, frozen=True):
     ended: tuple[Leftover, ...]
     living: tuple[int, ...]
     """Owners of labs that are in use; nothing of theirs is touched."""
+    folders: tuple[str, ...] = ()
+    """Temporary folders of commands that were killed, now removed."""
 
 
 def clean() -> Cleaning:
-    """End all processes of this user's labs whose owner is gone."""
+    """End all processes of this user's labs whose owner is gone; remove temporary folders, too."""
     members = dict(lab_processes())
-    lost = [pid for pid, lab in members.items() if not lab.has_owner]
-    ended = tuple(Leftover(pid, members[pid].owner, _command(pid)) for pid in lost)
+    lost = {pid: lab for pid, lab in members.items() if not lab.has_owner}
+    ended = tuple(Leftover(pid, lab.owner, _command(pid)) for pid, lab in lost.items())
     _end(lost)
-    return Cleaning(ended, tuple(sorted({lab.owner for lab in members.values() if lab.has_owner})))
+    living = tuple(sorted({lab.owner for lab in members.values() if lab.has_owner}))
+    return Cleaning(ended, living, tuple(map(str, remove_abandoned())))
 
 
 def end_lab(name: LabName) -> None:
     """End all processes of one lab."""
-    _end([pid for pid, lab in lab_processes() if lab == name])
+    _end({pid: lab for pid, lab in lab_processes() if lab == name})
 
 
 def lab_processes() -> Iterator[tuple[int, LabName]]:
@@ -67,12 +71,22 @@ def _command(pid: int) -> str:
     return words.replace(b"\0", b" ").decode(errors="replace").rstrip()
 
 
-def _end(pids: Iterable[int]) -> None:
-    """Kill processes, and wait until they are gone."""
-    for pid in pids:
+def _end(members: Mapping[int, LabName]) -> None:
+    """Kill processes of labs, and wait until they are gone."""
+    for pid, lab in members.items():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            _kill(pid, lab)
     deadline = time.monotonic() + ENDING_S
-    for pid in pids:
+    for pid in members:
         while LabName.of(pid) and time.monotonic() < deadline:
             time.sleep(0.01)
+
+
+def _kill(pid: int, lab: LabName) -> None:
+    """Kill a process if it is still the one that was found, and not another with its number."""
+    process = os.pidfd_open(pid)
+    try:
+        if LabName.of(pid) == lab:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+    finally:
+        os.close(process)

@@ -15,6 +15,7 @@ from bytelane.errors import LabError, LabTimeout
 from bytelane.lab.control import Control
 from bytelane.lab.lines import Lines
 from bytelane.lab.messages import Signal, Start
+from bytelane.terminal import relay
 
 Stream = Literal["out", "err"]
 Output = Callable[[int, Stream, str], None]
@@ -26,7 +27,7 @@ DRAIN_S = 1.0
 def print_line(rank: int, stream: Stream, line: str) -> None:
     """Print a line of a rank where it belongs, with the rank in front."""
     file = sys.stdout if stream == "out" else sys.stderr
-    print(f"[{rank}] {line}\n", end="", file=file, flush=True)  # in one go: others print too
+    relay(f"[{rank}] {line}\n", file=file)  # in one go: others print too
 
 
 class Run:

@@ -5,9 +5,11 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 
 from bytelane.errors import LabError
+from bytelane.lab.linux import die_with_parent
 
 PACKAGES = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux"}
 
@@ -53,6 +55,8 @@ def run_tool(
         text=True,
         errors="replace",
         start_new_session=True,
+        # In a session of its own no signal of the terminal reaches it.
+        preexec_fn=die_with_parent if sys.platform.startswith("linux") else None,
     ) as process:
         try:
             out, err = process.communicate(text, timeout=limit_s)

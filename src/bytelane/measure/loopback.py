@@ -17,7 +17,9 @@ from torch.multiprocessing.spawn import (
 
 from bytelane.errors import InputError, TrainingError
 from bytelane.lab import open_sockets, pace
+from bytelane.lifetime import end_with_parent, scratch_folder
 from bytelane.measure.network import NetworkProfile, profile_network
+from bytelane.measure.taps import replaced
 
 LIMIT_S = 300.0
 
@@ -26,15 +28,19 @@ def profile_loopback(workers: int, rate: float | None, budget_s: float) -> Netwo
     """Start local ranks, with connections slowed down to a rate if there is one."""
     if not 2 <= workers <= 64:
         raise InputError(f"{workers} workers cannot be measured on one machine; use 2 to 64")
-    with tempfile.TemporaryDirectory(prefix="bytelane-") as folder:
-        arguments = (workers, folder, rate, budget_s)
-        ranks = start_processes(_rank, arguments, workers, join=False)  # type: ignore[no-untyped-call]
+    with scratch_folder() as folder:
+        arguments = (workers, str(folder), rate, budget_s)
+        # A rank's error comes as a pickle in a temporary file: none that others could write.
+        with replaced(tempfile, "tempdir", str(folder)):
+            ranks = start_processes(  # type: ignore[no-untyped-call]
+                _rank, arguments, workers, join=False, daemon=True
+            )
         try:
             _wait(ranks, time.monotonic() + LIMIT_S)
         finally:
             for process in ranks.processes:
                 process.kill()
-        return msgspec.json.decode((Path(folder) / "found.json").read_bytes(), type=NetworkProfile)
+        return msgspec.json.decode((folder / "found.json").read_bytes(), type=NetworkProfile)
 
 
 def _wait(ranks: ProcessContext, deadline: float) -> None:
@@ -47,6 +53,7 @@ def _wait(ranks: ProcessContext, deadline: float) -> None:
 
 
 def _rank(rank: int, workers: int, folder: str, rate: float | None, budget_s: float) -> None:
+    end_with_parent()
     # By name: gloo would otherwise look up the host's own name, which need not resolve.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from bytelane.report.style import COLOURS, new_figure, save_figure
+from bytelane.report.style import COLOURS, new_figure, plain, save_figure
 from bytelane.trace import Span, Trace, spread
 from bytelane.units import format_seconds
 
@@ -50,7 +50,7 @@ def _draw_panel(axes: "Axes", pair: Pair) -> None:
         axes.axvline(seconds * 1e3, color="black", linestyle=("--", "-")[offset], linewidth=1)
     error = pair.real_s / pair.predicted_s - 1
     axes.set_title(
-        f"{pair.title}: predicted {format_seconds(pair.predicted_s)} (dashed), "
+        f"{plain(pair.title)}: predicted {format_seconds(pair.predicted_s)} (dashed), "
         f"real {format_seconds(pair.real_s)} (solid), {error:+.1%}",
         loc="left",
         fontsize=10,

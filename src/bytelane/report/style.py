@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bytelane.cluster import Cluster
 from bytelane.errors import InputError, MissingExtra
 from bytelane.job import Job
+from bytelane.terminal import one_line
 from bytelane.units import format_bytes
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ def save_figure(figure: "Figure", path: str | Path) -> None:
 
 
 def plain(name: str) -> str:
-    """Keep a name from being read as a formula."""
-    return name.replace("$", r"\$")
+    """Keep a name from being read as a formula, and from holding what no SVG file may hold."""
+    return one_line(name).replace("$", r"\$")
 
 
 def heading(job: Job, cluster: Cluster) -> str:

@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from bytelane.errors import InputError
-from bytelane.report.style import new_figure, save_figure
+from bytelane.report.style import new_figure, plain, save_figure
 from bytelane.report.sweep import PLACE, SCHEDULE, Axis, common_ground, swept_axes
 from bytelane.sim.sweep import Answer, Setting
 
@@ -98,7 +98,7 @@ def sweep_figure(answers: Sequence[Answer]) -> "Figure":
         axes = figure.add_subplot(rows, columns, place)
         _draw_lines(axes, _lines(found, layout, xs), labels)
         _scale(axes, layout.x, xs)
-        axes.set_title(name, fontsize=9)
+        axes.set_title(plain(name), fontsize=9)
     _add_words(figure, title, labels)
     return figure
 
@@ -107,13 +107,13 @@ def _add_words(figure: "Figure", title: Sequence[str], labels: Sequence[str]) ->
     width = int(figure.get_figwidth())
     lines = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
     figure.legend(
-        handles=[lines[label] for label in (*labels, OPTIMUM)],
+        handles=[lines[plain(label)] for label in (*labels, OPTIMUM)],
         loc="outside lower center",
         ncols=width // 3,
         frameon=False,
         fontsize=9,
     )
-    wrapped = chain.from_iterable(wrap(sentence, 10 * width) for sentence in title)
+    wrapped = chain.from_iterable(wrap(plain(sentence), 10 * width) for sentence in title)
     figure.suptitle("\n".join(wrapped), x=0.01, ha="left", fontsize=11, fontweight="bold")
 
 
@@ -144,7 +144,7 @@ def _draw_lines(axes: "Axes", lines: dict[str, Line], labels: Sequence[str]) -> 
                 markevery=1 + len(lines[label]) // MOST_MARKS,
                 linewidth=1 + 2 * (1 - i / len(labels)),
                 markersize=4 + 4 * (1 - i / len(labels)),
-                label=label,
+                label=plain(label),
             )
     axes.plot(*_columns(lines[OPTIMUM]), "--", color="black", linewidth=0.9, label=OPTIMUM)
 

@@ -2,15 +2,17 @@
 
 numba's own cache does not notice that a function called from another file has changed. So the text
 of both kernels goes into one file, in a folder named by a hash of that text; numba keeps its cache
-beside it, and a change of either kernel is another folder. See decision 1 of the design.
+beside it, and a change of either kernel is another folder. See decision 1 of the design. Where no
+folder is this user's alone, nothing is kept: every process compiles for itself.
 """
 
 import hashlib
-import importlib.util
 import inspect
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -19,11 +21,13 @@ from typing import Any
 from bytelane.core import kernel as core_kernel
 from bytelane.errors import MissingExtra
 from bytelane.sim import kernel as sim_kernel
+from bytelane.sim.cache import NotPrivate, cache_folder, require_private
+from bytelane.terminal import show
 
 # The kernels allocate nothing. With its run-time system (nrt) numba counts references to dozens of
 # arrays at every turn, which is 95 % of the running time; handing those arrays from function to
 # function, instead of inlining the functions, is two thirds of the rest (measured on numba 0.68).
-_OPTIONS: dict[str, Any] = {"cache": True, "_nrt": False}
+_OPTIONS: dict[str, Any] = {"_nrt": False}
 _INLINE: dict[str, Any] = _OPTIONS | {"inline": "always"}
 
 
@@ -36,48 +40,74 @@ def load_compiled() -> ModuleType:
         raise MissingExtra(
             "the compiled simulator needs numba; install it with: pip install 'bytelane[sim]'"
         ) from None
-    path = _source_file()
-    if not list(path.parent.glob("__pycache__/*.nbi")):
-        print("bytelane: compiling the simulator (once, about 10 s)", file=sys.stderr, flush=True)
-    module = _import_file(path)
-    for name, value in list(vars(module).items()):
-        if isinstance(value, FunctionType) and value.__module__ == module.__name__:
-            options = _OPTIONS if name == "run" else _INLINE
-            setattr(module, name, njit(**options)(value))
+    module, is_kept = _import_kernels()
+    with _numba_keeps_it_beside_the_source():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, FunctionType) and value.__module__ == module.__name__:
+                options = _OPTIONS if name == "run" else _INLINE
+                setattr(module, name, njit(cache=is_kept, **options)(value))
     return module
 
 
-def _source_file() -> Path:
+def run_compiled(*arguments: Any) -> Any:
+    """Run the compiled loop, also where what was compiled cannot be kept, as on a full disk."""
+    run = load_compiled().run
+    try:
+        return run(*arguments)
+    except OSError:  # numba's, which has compiled it by then, and not run it
+        return run(*arguments)
+
+
+def _import_kernels() -> tuple[ModuleType, bool]:
+    """Return both kernels as one module, and whether what is compiled of it is kept."""
+    text, digest = _source()
+    # The module is registered: numba looks globals up by module name when it loads its cache.
+    module = ModuleType(f"bytelane_kernels_{digest}")
+    sys.modules[module.__name__] = module
+    try:
+        file = str(_source_file(text, digest))
+    except NotPrivate as reason:
+        file = f"<{module.__name__}>"
+        said = f"(about 10 s) for this process alone: {reason}; set BYTELANE_CACHE to a folder "
+        said += "that only you can write"
+        is_kept = False
+    else:
+        is_kept = True
+        said = "" if list(Path(file).parent.glob("__pycache__/*.nbi")) else "(once, about 10 s)"
+    if said:
+        show(f"bytelane: compiling the simulator {said}", file=sys.stderr, flush=True)
+    exec(compile(text, file, "exec"), vars(module))  # our text: numba alone reads the file
+    return module, is_kept
+
+
+def _source() -> tuple[str, str]:
+    """Return the text of both kernels, and a short name for it."""
     # The dependent kernel first: the names it imports from the core are then defined over by the
     # core's own text, so that compiled functions call compiled functions.
     text = "\n\n".join(inspect.getsource(module) for module in (sim_kernel, core_kernel))
-    # Nor does numba notice other options.
-    digest = hashlib.sha256(f"{text}{_INLINE}".encode()).hexdigest()[:16]
-    for folder in _cache_folders():
-        path = folder / digest / "bytelane_kernels.py"
-        try:
-            if not path.exists():
-                _write_once(path, text)
-        except OSError:
-            continue  # not writable: a temporary folder costs a compile, not the answer
-        return path
-    raise OSError("found no folder to keep compiled code in; set BYTELANE_CACHE to one")
+    # Nor does numba notice other options. "0700": folders of earlier versions could be read by all.
+    return text, hashlib.sha256(f"{text}{_INLINE}0700".encode()).hexdigest()[:16]
 
 
-def _cache_folders() -> list[Path]:
-    wanted = os.environ.get("BYTELANE_CACHE")
-    if wanted:
-        return [Path(wanted)]
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return [Path(base) / "bytelane", Path(tempfile.gettempdir()) / f"bytelane-{os.getuid()}"]
+def _source_file(text: str, digest: str) -> Path:
+    """Return the file that holds this text, in a folder that is this user's alone."""
+    folder = cache_folder() / digest
+    require_private(folder)
+    path = folder / "bytelane_kernels.py"
+    try:
+        if not path.exists():
+            _write_once(path, text)
+    except OSError as error:
+        raise NotPrivate(f"{folder} cannot be written: {error.strerror}") from None
+    return path
 
 
 def _write_once(path: Path, text: str) -> None:
     """Write whole or not at all: another process may be doing the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text)
+    file = tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False)  # noqa: SIM115
     try:
+        with file:
+            file.write(text)
         os.link(file.name, path)  # unlike a rename, never replaces what another one wrote
     except FileExistsError:
         pass
@@ -85,13 +115,17 @@ def _write_once(path: Path, text: str) -> None:
         os.unlink(file.name)
 
 
-def _import_file(path: Path) -> ModuleType:
-    # The module is registered: numba looks globals up by module name when it loads its cache.
-    name = f"bytelane_kernels_{path.parent.name}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+@contextmanager
+def _numba_keeps_it_beside_the_source() -> Iterator[None]:
+    """Keep numba from a cache folder of its own settings, which may be anybody's."""
+    from numba import config
+
+    names = [name for name in ("CACHE_DIR", "CACHE_LOCATOR_CLASSES") if hasattr(config, name)]
+    before = {name: getattr(config, name) for name in names}
+    for name in names:
+        setattr(config, name, "")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)

@@ -177,10 +177,9 @@ def find_runner(engine: Engine, size: int) -> Run:
     """Return the kernel's loop, compiled or as it stands: the results are the same bit for bit."""
     if engine == "interpreted" or (engine == "auto" and not _worth_compiling(size)):
         return kernel.run
-    from bytelane.sim.compiled import load_compiled
+    from bytelane.sim.compiled import run_compiled
 
-    compiled: Run = load_compiled().run
-    return compiled
+    return run_compiled
 
 
 def _worth_compiling(size: int) -> bool:

@@ -5,6 +5,7 @@ events, and what was launched. A run that is killed leaves whole lines and perha
 is left out when the file is read.
 """
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -13,6 +14,7 @@ import msgspec
 
 from bytelane.core import Event, Plan, Scheduler, Start
 from bytelane.errors import IllegalEvent, InputError
+from bytelane.terminal import announce
 
 
 class PlanLine(msgspec.Struct, frozen=True, tag="plan"):
@@ -34,18 +36,38 @@ class RoundLine(msgspec.Struct, frozen=True, tag="round"):
 
 
 class Recorder:
-    """Writes one rank's recording, a line at a time."""
+    """Writes one rank's recording, a line at a time.
+
+    Training is worth more than its recording: one that can no longer be written ends there.
+    """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] = path.open("wb")
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] | None = path.open("wb")
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be written: {error.strerror}; give trace another file"
+            ) from None
 
     def write(self, line: PlanLine | RoundLine) -> None:
-        self._file.write(msgspec.json.encode(line) + b"\n")
-        self._file.flush()
+        if self._file is None:
+            return
+        try:
+            self._file.write(msgspec.json.encode(line) + b"\n")
+            self._file.flush()
+        except OSError as error:
+            self.close()
+            announce(
+                f"the trace {self._path} ends here ({error.strerror}); training goes on without it"
+            )
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what could not be written before
+                self._file.close()
+            self._file = None
 
 
 class Replayed(NamedTuple):

@@ -1,6 +1,5 @@
 """Run a script in every way, in turns, and put together what came out."""
 
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from bytelane.errors import InputError, NotSupported, TrainingError
+from bytelane.lifetime import scratch_folder
 from bytelane.tryout.folder import RunFolder
 from bytelane.tryout.places import Place, Running
 from bytelane.tryout.trial import (
@@ -50,8 +50,8 @@ def run_trial(trial: Trial, place: Place, progress: Progress = lambda line: None
     """Run a script under DDP, under Bytelane, and without sending; and send without computing."""
     if not Path(trial.script).is_file():
         raise InputError(f"{trial.script}: there is no such file")
-    with tempfile.TemporaryDirectory(prefix="bytelane-") as folder:
-        contest = _Contest(trial, place, Path(folder), progress)
+    with scratch_folder() as folder:
+        contest = _Contest(trial, place, folder, progress)
         for repetition, arms in enumerate(trial.rounds()):
             for arm in arms:
                 contest.run(arm, repetition)

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from bytelane.errors import InputError
 from bytelane.lab import Lab
+from bytelane.lab.linux import die_with_parent
 from bytelane.units import format_rate
 
 # How long torchrun waits for its workers before it kills them, and a little more.
@@ -66,12 +67,16 @@ class Here:
         return f"no lab, torchrun {shlex.join(self._options)}"
 
     def start(self, folder: Path) -> Running:
-        command = [sys.executable, "-m", "torch.distributed.run", *self._options, "--no-python"]
-        return _TorchRun([*command, *_program(folder)], folder / "torchrun.log")
+        # -P as below. Its own files go where ours go, unless the options say something else.
+        torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--log-dir", str(folder)]
+        command = [*torchrun, *self._options, "--no-python", *_program(folder)]
+        return _TorchRun(command, folder / "torchrun.log")
 
 
 class _TorchRun:
     def __init__(self, command: list[str], log: Path) -> None:
+        # Its ranks watch us themselves; until they exist, it ends with us.
+        before_exec = die_with_parent if sys.platform.startswith("linux") else None
         with log.open("wb") as file:
             self._process = subprocess.Popen(
                 command,
@@ -80,6 +85,7 @@ class _TorchRun:
                 stderr=subprocess.STDOUT,
                 env={"OMP_NUM_THREADS": "1", **os.environ, **ENVIRONMENT},
                 start_new_session=True,  # Ctrl-C is for us to hear, and to pass on
+                preexec_fn=before_exec,
             )
 
     @property

@@ -17,8 +17,10 @@ import torch.distributed as dist
 
 import bytelane
 from bytelane.errors import BytelaneError
+from bytelane.lifetime import end_with_owner
 from bytelane.measure.find import Stop
 from bytelane.measure.script import ScriptFailed, run_script
+from bytelane.terminal import relay
 from bytelane.tryout.folder import RunFolder
 from bytelane.tryout.follow import Follower
 from bytelane.tryout.stand_in import Followed, Prepared, Silent, in_place_of_ddp
@@ -33,6 +35,7 @@ FLOAT_BYTES = 4
 def main(folder: RunFolder) -> int:
     """Do this rank's part of a run, write down what came out, return the exit code."""
     errand, rank = folder.errand(), int(os.environ["RANK"])
+    end_with_owner(folder.path.parent)
     folder.redirect_output(rank)
     if errand.arm.way == "communication":
         report = _send_only(errand.gradient_bytes, rank)
@@ -85,7 +88,7 @@ def _failed(failure: ScriptFailed, errand: Errand, rank: int) -> RankReport:
     reason = failure.__context__  # what the script itself has not caught
     if isinstance(reason, BytelaneError) and not errand.arm.is_ddp:
         return RankReport(rank, _world(), REFUSED, refused=str(reason))
-    print(failure, end="", file=sys.stderr, flush=True)
+    relay(str(failure), file=sys.stderr)
     return RankReport(rank, _world(), failure.code)
 
 

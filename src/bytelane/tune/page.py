@@ -1,5 +1,6 @@
 """At the end of a run: what was done, what it was worth, and what more could be had."""
 
+from bytelane.terminal import announce
 from bytelane.tune.search import Choice
 from bytelane.units import format_seconds
 
@@ -13,7 +14,7 @@ def print_page(
     """Print the page, if there is anything to tell."""
     if choice is not None and iteration_s is not None:
         told = lines(choice, iteration_s, busy_s, replanned)
-        print("\n".join(["", "bytelane: how it went", *told]), flush=True)
+        announce("\n".join(["how it went", *told]))
 
 
 def lines(

@@ -15,6 +15,7 @@ from bytelane.runtime.torch.control import Control
 from bytelane.runtime.watch.address import reachable_address
 from bytelane.runtime.watch.standing import waiting_line, who_is_behind
 from bytelane.runtime.watch.watcher import Watcher
+from bytelane.terminal import announce
 
 End = Callable[[TrainingError], None]
 
@@ -29,7 +30,7 @@ class Peers:
         self._launched = 0
         self._rank, self._size = control.rank, control.size
         host = reachable_address(os.environ.get("MASTER_ADDR"))
-        self._watcher = Watcher(self._rank, self._size, host=host, say=_print)
+        self._watcher = Watcher(self._rank, self._size, host=host, say=announce)
         mine = torch.frombuffer(bytearray(self._watcher.address), dtype=torch.uint8)
         self._watcher.connect([bytes(row.tolist()) for row in control.all_gather(mine)])
         self._watcher.on_loss(self._end_all)
@@ -53,7 +54,7 @@ class Peers:
         behind = self._watcher.behind()
         waiting = set(range(self._size)) - {standing.rank for standing in behind}
         if self._rank == min(waiting) and _is_telling(waited_s):
-            _print(waiting_line(behind, waited_s))
+            announce(waiting_line(behind, waited_s))
 
     def who_is_behind(self) -> str:
         """Say which rank has launched least, and how it is."""
@@ -124,7 +125,3 @@ def _is_telling(waited_s: float) -> bool:
     """Tell at 5, 10, 20, 40... seconds."""
     steps = round(waited_s / PATIENCE_S)
     return steps & (steps - 1) == 0
-
-
-def _print(line: str) -> None:
-    print(f"bytelane: {line}", flush=True)

@@ -37,6 +37,7 @@ from bytelane.runtime.torch.trained import (
     module_name,
     parameters_of,
 )
+from bytelane.terminal import announce
 from bytelane.trace.recording import Recorder
 
 # By the model's id, which is not used again while the session lives, since that holds the model.
@@ -65,7 +66,7 @@ def attach(
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         _require_alone()
-        print("bytelane: one worker, nothing to synchronise", flush=True)
+        announce("one worker, nothing to synchronise")
         return None
     if id(model) in _sessions:
         raise NotSupported("this model is prepared already; call prepare() once")
@@ -227,11 +228,10 @@ def _flush_all() -> None:
             session.settle_owed()
             session.say_farewell()
         except TrainingError as error:
-            told = " ".join([str(error), *getattr(error, "__notes__", [])])
-            print(f"bytelane: at exit: {told}", flush=True)
+            announce(" ".join(["at exit:", str(error), *getattr(error, "__notes__", [])]))
     leave()
 
 
 def _say(message: str) -> None:
     if dist.get_rank() == 0:
-        print(f"bytelane: {message}", flush=True)
+        announce(message)
