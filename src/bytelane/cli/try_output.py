@@ -68,6 +68,7 @@ def _weights(outcome: "Outcome") -> Iterator[str]:
         yield f"weights: not compared: {outcome.not_compared}"
     elif not outcome.weights.largest:
         yield f"weights: equal to the last bit after {outcome.steps} steps"
+        yield from _kernels(outcome)
     elif outcome.own is None:
         yield f"weights: {_apart(outcome.weights)}; --repetitions 2 tells whether DDP does so, too"
     elif outcome.own.largest:
@@ -80,6 +81,21 @@ def _weights(outcome: "Outcome") -> Iterator[str]:
         yield (
             f"weights: DDP repeats itself exactly, DDP and Bytelane {_apart(outcome.weights)}"
             f"{many if outcome.workers > 2 else ''}"
+        )
+        yield from _kernels(outcome)
+
+
+def _kernels(outcome: "Outcome") -> Iterator[str]:
+    """Say what was compared where code is compiled: other graphs are other kernels."""
+    if not outcome.has_same_kernels:
+        yield (
+            "the graphs are split at Bytelane's hooks, so kernels differ from DDP's, and may round "
+            "differently; compile the model before it is wrapped"
+        )
+    elif outcome.rival.whole_graphs:
+        yield (
+            "compared with a run of DDP that leaves compiled graphs whole "
+            "(torch._dynamo.config.optimize_ddp=False): split at its buckets they are other kernels"
         )
 
 
@@ -113,6 +129,8 @@ def document(outcome: "Outcome", place: "Place") -> dict[str, Any]:
         "weights_largest_difference": outcome.weights and outcome.weights.largest,
         "weights_differ_in": outcome.weights and outcome.weights.name,
         "weights_not_compared": outcome.not_compared,
+        "weights_compared_with": outcome.rival.name,
+        "has_same_kernels": outcome.has_same_kernels,
         "script_is_deterministic": outcome.is_deterministic,
         "ranks_agree": outcome.ranks_agree,
         "said": outcome.said,

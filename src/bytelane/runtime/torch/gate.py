@@ -15,12 +15,14 @@ import torch
 from bytelane.errors import NotSupported
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+# What torch.compile says where it breaks a graph at one of our hooks.
+REASON = "bytelane waits for weights here; compile before prepare()"
 
 
 def outside_compiled_code(function: Function) -> Function:
     """Never compile this, also if what calls it is compiled."""
     disable: Callable[..., Function] = torch.compiler.disable
-    return disable(function, reason="bytelane waits for weights here; compile before prepare()")
+    return disable(function, reason=REASON)
 
 
 class Gate:
