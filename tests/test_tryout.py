@@ -37,6 +37,7 @@ from bytelane.tryout.trial import (
     WHOLE_GRAPHS,
     Errand,
     RankReport,
+    Wrapped,
 )
 from bytelane.tryout.weights import difference, digest_of, save_weights, weights_of
 
@@ -146,7 +147,7 @@ class Script:
         self.stopped = False
 
     def report(self, errand: Errand, rank: int) -> RankReport:
-        wrapped = (Line("train.py", 9, "model = DDP(net)"),)
+        wrapped = (Wrapped(Line("train.py", 9, "model = DDP(net)")),)
         seconds = {"ddp": 0.3, "bytelane": 0.2, "compute": 0.19, "communication": 0.1}
         times = (seconds[errand.arm.way] + rank * 0.001,) * 5
         return RankReport(rank, self.world, 0, "", 40, times, wrapped, 400, "abc")
@@ -342,7 +343,7 @@ def test_ranks_that_disagree_are_wrong_unless_they_do_so_under_ddp(script: Scrip
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"wrapped_at": ()}, "train.py never wrapped a model in DistributedDataParallel"),
+        ({"wrapped": ()}, "train.py never wrapped a model in DistributedDataParallel"),
         ({"steps": 0}, r"ended after 0 steps of its optimizer .DDP, 1 of 3., but at least 12"),
     ],
 )
@@ -437,7 +438,8 @@ def outcome_of(**repetitions_s: tuple[float, ...]) -> Outcome:
     count = len(repetitions_s["ddp"])
     line = Line("train.py", 9, "model = DDP(net)")
     trial = Trial("train.py", repetitions=count)
-    return Outcome(trial, 2, cells, 40, 10**6, (line,), Difference(), "", Difference(), True)
+    wrapped = (Wrapped(line),)
+    return Outcome(trial, 2, cells, 40, 10**6, wrapped, Difference(), "", Difference(), True)
 
 
 def test_a_difference_within_the_noise_is_said_so() -> None:

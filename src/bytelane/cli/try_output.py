@@ -104,12 +104,10 @@ def _apart(found: "Difference") -> str:
 
 
 def _adopt(outcome: "Outcome") -> Iterator[str]:
-    yield ""
-    for line in dict.fromkeys(outcome.wrapped_at):
-        yield f"to train with it, in {line.file}, line {line.number}, instead of"
-        yield f"    {line.text}"
-    yield "write, after the optimizer is made and with import bytelane above,"
-    yield "    bytelane.prepare(model, optimizer)"
+    from bytelane.tryout.advice import advise
+
+    for wrapped in dict.fromkeys(outcome.wrapped):
+        yield from ("", *advise(wrapped))
 
 
 def document(outcome: "Outcome", place: "Place") -> dict[str, Any]:
@@ -134,7 +132,7 @@ def document(outcome: "Outcome", place: "Place") -> dict[str, Any]:
         "script_is_deterministic": outcome.is_deterministic,
         "ranks_agree": outcome.ranks_agree,
         "said": outcome.said,
-        "wrapped_at": outcome.wrapped_at,
+        "wrapped_at": [wrapped.at for wrapped in outcome.wrapped],
         "runs": [_cell_document(cell) for cell in outcome.cells],
     }
 

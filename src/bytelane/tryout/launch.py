@@ -139,7 +139,7 @@ class _Contest:
 
     def _require_training(self, report: RankReport, title: str) -> None:
         script = self._trial.script
-        if not report.wrapped_at:
+        if not report.wrapped:
             raise InputError(
                 f"{script} never wrapped a model in DistributedDataParallel, so there is nothing "
                 "to compare (models are followed in the processes that torchrun would start)"
@@ -172,7 +172,7 @@ class _Contest:
             tuple(self._cell(arm) for arm in self._trial.arms),
             self._first.steps,
             self._first.gradient_bytes,
-            self._first.wrapped_at,
+            self._first.wrapped,
             None if not_compared else _worst(self._apart[BYTELANE]),
             not_compared,
             None if not_compared else _worst(self._apart[DDP]),

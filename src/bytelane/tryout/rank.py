@@ -64,7 +64,7 @@ def _train(errand: Errand, rank: int, folder: RunFolder) -> RankReport:
         _world(),
         steps=follower.steps,
         times_s=follower.steady_s(),
-        wrapped_at=tuple(follower.wrapped_at),
+        wrapped=follower.wrapped(),
         gradient_bytes=sum(map(_gradient_bytes, modules)),
         digest=digest_of(modules),
         splits_graphs=splits_graphs(),

@@ -107,6 +107,13 @@ class Line(msgspec.Struct, frozen=True):
     text: str
 
 
+class Wrapped(msgspec.Struct, frozen=True):
+    """Where a model is wrapped, and where the optimizers that step it are made."""
+
+    at: Line
+    optimizers: tuple[Line, ...] = ()
+
+
 class RankReport(msgspec.Struct, frozen=True):
     """What one rank says of its run."""
 
@@ -119,8 +126,7 @@ class RankReport(msgspec.Struct, frozen=True):
     steps: int = 0
     times_s: tuple[float, ...] = ()
     """Of the iterations that count."""
-    wrapped_at: tuple[Line, ...] = ()
-    """Where models were wrapped."""
+    wrapped: tuple[Wrapped, ...] = ()
     gradient_bytes: int = 0
     digest: str = ""
     """Of all parameters at the end."""
@@ -172,7 +178,7 @@ class Outcome(msgspec.Struct, frozen=True):
     cells: tuple[Cell, ...]
     steps: int
     gradient_bytes: int
-    wrapped_at: tuple[Line, ...]
+    wrapped: tuple[Wrapped, ...]
     weights: Difference | None
     """Between DDP and Bytelane at the end."""
     not_compared: str
