@@ -12,7 +12,7 @@ SCRIPTS: dict[str, tuple[str, list[str]]] = {
     "the optimizer is made before": (
         """
         from torch.nn.parallel import DistributedDataParallel as DDP
-        adam = model.configure_optimizers(0.1)  # optimizer
+        model.load_state_dict(found); adam = model.configure_optimizers(0.1)  # optimizer
         if ddp:
             model = DDP(model, device_ids=[local_rank])  # wrap
         raw_model = model.module if ddp else model

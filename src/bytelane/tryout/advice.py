@@ -111,9 +111,10 @@ class _Script:
 
     def _is_beside(self, line: Line) -> bool:
         """Tell whether a line is in the same function, so that its names mean the same."""
-        return line.file == self._at.file and self._scope(line.number) == self._scope(
-            self._at.number
-        )
+        return line.file == self._at.file and self._shares_names(line.number)
+
+    def _shares_names(self, number: int) -> bool:
+        return self._scope(number) == self._scope(self._at.number)
 
     def _scope(self, number: int) -> int:
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -134,10 +135,12 @@ class _Script:
         return "" if is_all and self._target in (self._inner, "") else " ".join(left.split())
 
     def _uses(self) -> Iterator[str]:
-        """Name the lines that use what only DDP has."""
+        """Name the lines that use what only DDP has, but for those before the model is wrapped."""
         found: dict[str, set[int]] = defaultdict(set)
         for node in ast.walk(self._tree):
-            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == self._name:
+            if not isinstance(node, ast.Attribute) or ast.unparse(node.value) != self._name:
+                continue
+            if node.lineno > self._at.number or not self._shares_names(node.lineno):
                 found[node.attr].add(node.lineno)
         for attribute, instead in REPLACED.items():
             if attribute in found:
