@@ -128,11 +128,13 @@ def test_a_saved_state_can_be_gone_on_from(ranks: Pool, tmp_path: Path) -> None:
 
 def refusals(rank: int) -> list[str]:
     from accelerate import DistributedDataParallelKwargs
+    from accelerate.utils import DDPCommunicationHookType
 
     said = []
-    with pytest.raises(NotSupported) as refusal:
-        make_accelerator(rank, True, kwargs_handlers=[DistributedDataParallelKwargs()])
-    said.append(str(refusal.value))
+    for given in ({"comm_hook": DDPCommunicationHookType.FP16}, {"broadcast_buffers": False}):
+        with pytest.raises(NotSupported) as refusal:
+            make_accelerator(rank, True, kwargs_handlers=[DistributedDataParallelKwargs(**given)])
+        said.append(str(refusal.value))
     accelerator = make_accelerator(rank, True)
     model, optimizer, _, _ = make_parts()
     model = accelerator.prepare(model)
@@ -145,6 +147,7 @@ def refusals(rank: int) -> list[str]:
 
 
 def test_what_would_train_apart_is_refused(ranks: Pool) -> None:
-    about_ddp, about_optimizer = ranks.run(refusals)[0]
-    assert "DistributedDataParallelKwargs have no effect" in about_ddp
+    about_hook, about_buffers, about_optimizer = ranks.run(refusals)[0]
+    assert "communication hooks are DistributedDataParallel's own" in about_hook
+    assert "broadcast_buffers=False is not supported" in about_buffers
     assert "trained without its optimizer" in about_optimizer

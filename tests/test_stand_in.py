@@ -17,6 +17,7 @@ from torch.nn import parallel
 import bytelane
 from bytelane.errors import NotSupported
 from bytelane.measure.find import Stop
+from bytelane.tryout.compiled import has_gates_in_graphs, split_no_graphs, splits_graphs
 from bytelane.tryout.follow import Follower
 from bytelane.tryout.stand_in import Followed, Prepared, Silent, in_place_of_ddp
 from ranks import Pool
@@ -466,3 +467,47 @@ def test_the_first_half_does_not_count(ends: list[float]) -> None:
     assert sum(counted) == pytest.approx(
         sorted(ends)[-1] - sorted(ends)[len(ends) // 2] if ends else 0
     )
+
+
+# --- what is compiled -----------------------------------------------------------------------------
+
+
+def compiled(kind: type[Followed], whole: bool, outside: bool) -> Any:
+    """Train what is compiled, and return what is known of it then."""
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    with torch._dynamo.config.patch(optimize_ddp=True), standing_in(kind):
+        if whole:
+            split_no_graphs()
+        torch.manual_seed(3)
+        net = torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.Linear(16, 16))
+        inner = net if outside else torch.compile(net, backend="eager")
+        model = parallel.DistributedDataParallel(inner)
+        called = torch.compile(model, backend="eager") if outside else model
+        optimizer = sgd(model)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(called, dist.get_rank(), step).backward()
+            optimizer.step()
+        return weights(net), splits_graphs(), has_gates_in_graphs()
+
+
+def load_dynamo(rank: int) -> None:
+    import torch._dynamo  # noqa: F401
+
+
+def compiled_every_way(rank: int, outside: bool) -> tuple[bool, ...]:
+    theirs, splits, _ = compiled(Followed, False, outside)
+    whole, whole_splits, _ = compiled(Followed, True, outside)
+    ours, _, gates = compiled(Prepared, False, outside)
+    return splits, whole_splits, gates, equal(theirs, whole), equal(ours, whole)
+
+
+@pytest.mark.parametrize("outside", [False, True], ids=["DDP(compiled)", "compiled(DDP)"])
+def test_what_is_compiled_is_known_and_trains_as_under_ddp(two_ranks: Pool, outside: bool) -> None:
+    two_ranks.run(load_dynamo)  # that alone may take long
+    for found in two_ranks.run(compiled_every_way, outside=outside):
+        assert found == (True, False, outside, True, True)

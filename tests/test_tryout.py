@@ -34,8 +34,10 @@ from bytelane.tryout.trial import (
     COMMUNICATION,
     COMPUTE,
     DDP,
+    WHOLE_GRAPHS,
     Errand,
     RankReport,
+    Wrapped,
 )
 from bytelane.tryout.weights import difference, digest_of, save_weights, weights_of
 
@@ -145,7 +147,7 @@ class Script:
         self.stopped = False
 
     def report(self, errand: Errand, rank: int) -> RankReport:
-        wrapped = (Line("train.py", 9, "model = DDP(net)"),)
+        wrapped = (Wrapped(Line("train.py", 9, "model = DDP(net)")),)
         seconds = {"ddp": 0.3, "bytelane": 0.2, "compute": 0.19, "communication": 0.1}
         times = (seconds[errand.arm.way] + rank * 0.001,) * 5
         return RankReport(rank, self.world, 0, "", 40, times, wrapped, 400, "abc")
@@ -239,6 +241,60 @@ def test_on_two_workers_other_weights_are_wrong(tmp_path: Path, world: int, wron
     assert "DDP repeats itself exactly, DDP and Bytelane differ by up to 9.54e-07" in told(outcome)
 
 
+class Compiled(Script):
+    """Splits its graphs under DDP, which rounds differently; perhaps at Bytelane's gates, too."""
+
+    def __init__(self, tmp_path: Path, splitting: Callable[[Arm], bool]) -> None:
+        super().__init__(tmp_path)
+        self.splitting = splitting
+
+    def report(self, errand: Errand, rank: int) -> RankReport:
+        arm = errand.arm
+        made = super().report(errand, rank)
+        if arm == WHOLE_GRAPHS:  # slower, which must not count
+            made = msgspec.structs.replace(made, times_s=(9.0,))
+        gates = arm == BYTELANE and self.splitting(arm)
+        splits = arm.is_ddp and self.splitting(arm)
+        return msgspec.structs.replace(made, splits_graphs=splits, has_gates_in_graphs=gates)
+
+    def weights(self, errand: Errand) -> float:
+        return 1.0 + 1e-6 * self.splitting(errand.arm)
+
+
+def test_compiled_scripts_are_compared_with_a_ddp_that_does_not_split_their_graphs(
+    tmp_path: Path,
+) -> None:
+    script = Compiled(tmp_path, lambda arm: arm == DDP)
+    outcome = script.try_out(repetitions=2)
+    assert script.started[:2] == [DDP, WHOLE_GRAPHS]
+    assert script.started.count(WHOLE_GRAPHS) == 1
+    assert outcome.weights == outcome.own == Difference()
+    assert not outcome.is_wrong
+    assert "weights: equal to the last bit" in told(outcome)
+    assert "compared with a run of DDP that leaves compiled graphs whole" in told(outcome)
+    assert outcome.best_ddp.arm == DDP
+    assert outcome.seconds(DDP) == pytest.approx(0.301)
+    assert try_output.document(outcome, Here(2))["weights_compared_with"] == WHOLE_GRAPHS.name
+
+
+def test_other_weights_of_the_same_kernels_are_wrong(tmp_path: Path) -> None:
+    script = Compiled(tmp_path, lambda arm: arm == DDP)
+    script.weights = lambda errand: float(errand.arm == BYTELANE)  # type: ignore[assignment]
+    assert script.try_out().is_wrong
+
+
+def test_graphs_that_our_own_gates_split_have_other_kernels(tmp_path: Path) -> None:
+    outcome = Compiled(tmp_path, lambda arm: arm in (DDP, BYTELANE)).try_out()
+    assert outcome.weights != Difference()
+    assert not outcome.is_wrong
+    assert "split at Bytelane's hooks" in told(outcome)
+
+
+def test_a_script_that_insists_on_splitting_is_not_compared(tmp_path: Path) -> None:
+    outcome = Compiled(tmp_path, lambda arm: arm.is_ddp).try_out()
+    assert "not compared: the script itself sets torch._dynamo.config.optimize_ddp" in told(outcome)
+
+
 def test_a_script_that_is_not_deterministic_is_said_so_and_nobody_is_blamed(
     script: Script,
 ) -> None:
@@ -287,7 +343,7 @@ def test_ranks_that_disagree_are_wrong_unless_they_do_so_under_ddp(script: Scrip
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"wrapped_at": ()}, "train.py never wrapped a model in DistributedDataParallel"),
+        ({"wrapped": ()}, "train.py never wrapped a model in DistributedDataParallel"),
         ({"steps": 0}, r"ended after 0 steps of its optimizer .DDP, 1 of 3., but at least 12"),
     ],
 )
@@ -382,7 +438,8 @@ def outcome_of(**repetitions_s: tuple[float, ...]) -> Outcome:
     count = len(repetitions_s["ddp"])
     line = Line("train.py", 9, "model = DDP(net)")
     trial = Trial("train.py", repetitions=count)
-    return Outcome(trial, 2, cells, 40, 10**6, (line,), Difference(), "", Difference(), True)
+    wrapped = (Wrapped(line),)
+    return Outcome(trial, 2, cells, 40, 10**6, wrapped, Difference(), "", Difference(), True)
 
 
 def test_a_difference_within_the_noise_is_said_so() -> None:

@@ -101,6 +101,26 @@ def lazy_module_meanwhile(model: Any, net: Any, opt: Any, rank: int) -> None:
         opt.step()
 
 
+def accumulate_by_attribute(model: Any, net: Any, opt: Any, rank: int) -> None:
+    for step in range(6):
+        for part in range(3):
+            net.require_backward_grad_sync = part == 2
+            (loss_of(net, rank, 10 * step + part) / 3).backward()
+        opt.step()
+        opt.zero_grad(set_to_none=True)
+
+
+def two_optimizers_of_the_same(model: Any, net: Any, opt: Any, rank: int) -> None:
+    """One after the other, then by turns."""
+    other = OTHERS[id(opt)]
+    for step in range(9):
+        loss_of(net, rank, step).backward()
+        (opt if step < 3 else other).step()
+        if step > 5:
+            opt.step()
+        opt.zero_grad()
+
+
 LOOPS: dict[str, Loop] = {
     "step twice": stepping_twice,
     "backward without step": backward_without_step,
@@ -111,15 +131,20 @@ LOOPS: dict[str, Loop] = {
     "several forwards": several_forwards,
     "a grad scaler that skips": grad_scaler,
     "a lazy module made meanwhile": lazy_module_meanwhile,
+    "accumulation by DDP's attribute": accumulate_by_attribute,
+    "two optimizers of the same parameters": two_optimizers_of_the_same,
 }
+OTHERS: dict[int, torch.optim.Optimizer] = {}
 
 
 def in_a_users_loop(rank: int, loop: str, model: str = "chain") -> bool:
     def run(ours: bool) -> list[torch.Tensor]:
         with torch.device("cpu"):  # a mode that is left again while ours must stay
             net, opt = make(model)
+            other = OTHERS[id(opt)] = torch.optim.Adam(net.parameters(), lr=0.01)
             if ours:
-                bytelane.prepare(net, opt, timeout_s=30, **SMALL_PARTS)
+                both = [opt, other] if loop == "two optimizers of the same parameters" else opt
+                bytelane.prepare(net, both, timeout_s=30, **SMALL_PARTS)
         LOOPS[loop](net, net if ours else DistributedDataParallel(net), opt, rank)
         return weights(net)
 
@@ -129,6 +154,40 @@ def in_a_users_loop(rank: int, loop: str, model: str = "chain") -> bool:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_loops_that_users_write_equal_ddp(two_ranks: Pool, loop: str) -> None:
     assert two_ranks.run(in_a_users_loop, loop=loop) == [True, True]
+
+
+class TakesTheLoss(torch.optim.SGD):
+    """Has a step() and a zero_grad() with arguments of its own."""
+
+    def step(self, loss: torch.Tensor) -> None:  # type: ignore[override]
+        assert isinstance(loss, torch.Tensor)
+        super().step()
+
+    def zero_grad(self) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            if p.grad is not None:
+                p.grad.mul_(0.5)  # keeps half of it
+
+
+def with_own_arguments(rank: int) -> bool:
+    def run(ours: bool) -> list[torch.Tensor]:
+        net, _ = make("chain")
+        opt = TakesTheLoss(net.parameters(), lr=0.1)
+        if ours:
+            bytelane.prepare(net, opt, timeout_s=30, **SMALL_PARTS)
+        called = net if ours else DistributedDataParallel(net)
+        for step in range(6):
+            opt.zero_grad()
+            loss = loss_of(called, rank, step)
+            loss.backward()
+            opt.step(loss)
+        return weights(net)
+
+    return equal(run(True), run(False))
+
+
+def test_an_optimizer_may_have_arguments_and_a_zero_grad_of_its_own(two_ranks: Pool) -> None:
+    assert two_ranks.run(with_own_arguments) == [True, True]
 
 
 class FailsOnce(torch.optim.SGD):

@@ -116,6 +116,22 @@ def accumulation_without_sync(arm: Arm) -> Values:
 
 
 @case(
+    "gradient accumulation with require_backward_grad_sync",
+    "exact",
+    why="`model.require_backward_grad_sync = False` is heard as DDP hears it.",
+)
+def accumulation_by_attribute(arm: Arm) -> Values:
+    model, net, optimizer = prepared(arm)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part in (2, 1, 0):
+            net.require_backward_grad_sync = part == 0
+            (loss_of(net, arm, step + 100 * part) / 3).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@case(
     "accumulation over an uneven number of passes",
     "exact",
     why="How many backward passes make a step may change from step to step.",

@@ -120,6 +120,26 @@ def twice(arm: Arm) -> Values:
     return {}
 
 
+class Wrapper:
+    """Steps the optimizer inside it."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+
+@case(
+    "an optimizer that wraps another (Lookahead, schedule-free)",
+    "refused",
+    why="Give `prepare` the optimizer inside, and step the wrapper as before.",
+    says="give prepare() the SGD inside it, its attribute inner",
+    worlds=(2,),
+)
+def wrapper(arm: Arm) -> Values:
+    model = nn.Linear(3, 3)
+    arm.prepare(model, Wrapper(sgd(model.parameters())))  # type: ignore[arg-type]
+    return {}
+
+
 @case(
     "parameters of another model in the optimizer",
     "refused",

@@ -69,6 +69,7 @@ def _weights(outcome: "Outcome") -> Iterator[str]:
         yield f"weights: not compared: {outcome.not_compared}"
     elif not outcome.weights.largest:
         yield f"weights: equal to the last bit after {outcome.steps} steps"
+        yield from _kernels(outcome)
     elif outcome.own is None:
         yield f"weights: {_apart(outcome.weights)}; --repetitions 2 tells whether DDP does so, too"
     elif outcome.own.largest:
@@ -82,6 +83,21 @@ def _weights(outcome: "Outcome") -> Iterator[str]:
             f"weights: DDP repeats itself exactly, DDP and Bytelane {_apart(outcome.weights)}"
             f"{many if outcome.workers > 2 else ''}"
         )
+        yield from _kernels(outcome)
+
+
+def _kernels(outcome: "Outcome") -> Iterator[str]:
+    """Say what was compared where code is compiled: other graphs are other kernels."""
+    if not outcome.has_same_kernels:
+        yield (
+            "the graphs are split at Bytelane's hooks, so kernels differ from DDP's, and may round "
+            "differently; compile the model before it is wrapped"
+        )
+    elif outcome.rival.whole_graphs:
+        yield (
+            "compared with a run of DDP that leaves compiled graphs whole "
+            "(torch._dynamo.config.optimize_ddp=False): split at its buckets they are other kernels"
+        )
 
 
 def _apart(found: "Difference") -> str:
@@ -89,12 +105,10 @@ def _apart(found: "Difference") -> str:
 
 
 def _adopt(outcome: "Outcome") -> Iterator[str]:
-    yield ""
-    for line in dict.fromkeys(outcome.wrapped_at):
-        yield f"to train with it, in {line.file}, line {line.number}, instead of"
-        yield f"    {line.text}"
-    yield "write, after the optimizer is made and with import bytelane above,"
-    yield "    bytelane.prepare(model, optimizer)"
+    from bytelane.tryout.advice import advise
+
+    for wrapped in dict.fromkeys(outcome.wrapped):
+        yield from ("", *advise(wrapped))
 
 
 def document(outcome: "Outcome", place: "Place") -> dict[str, Any]:
@@ -114,10 +128,12 @@ def document(outcome: "Outcome", place: "Place") -> dict[str, Any]:
         "weights_largest_difference": outcome.weights and outcome.weights.largest,
         "weights_differ_in": outcome.weights and outcome.weights.name,
         "weights_not_compared": outcome.not_compared,
+        "weights_compared_with": outcome.rival.name,
+        "has_same_kernels": outcome.has_same_kernels,
         "script_is_deterministic": outcome.is_deterministic,
         "ranks_agree": outcome.ranks_agree,
         "said": outcome.said,
-        "wrapped_at": outcome.wrapped_at,
+        "wrapped_at": [wrapped.at for wrapped in outcome.wrapped],
         "runs": [_cell_document(cell) for cell in outcome.cells],
     }
 

@@ -1,5 +1,6 @@
 """Accelerate: ``accelerator = BytelaneAccelerator()`` instead of ``Accelerator()``."""
 
+import weakref
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -9,12 +10,15 @@ import bytelane
 from bytelane.errors import MissingExtra, NotSupported
 
 try:
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DistributedDataParallelKwargs
     from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.utils import DDPCommunicationHookType
 except ImportError:
     raise MissingExtra(
         "this needs Accelerate; install it with: pip install 'bytelane[accelerate]'"
     ) from None
+
+NO_HOOK = DDPCommunicationHookType.NO
 
 
 class BytelaneAccelerator(Accelerator):  # type: ignore[misc]
@@ -27,8 +31,12 @@ class BytelaneAccelerator(Accelerator):  # type: ignore[misc]
     def __init__(self, *, knobs: dict[str, Any] | None = None, **options: Any) -> None:
         super().__init__(**options)
         if self.ddp_handler is not None:
-            raise NotSupported("DistributedDataParallelKwargs have no effect; leave them out")
+            _refuse_other_results(self.ddp_handler)
         self._knobs = knobs or {}
+        self._prepared: weakref.WeakKeyDictionary[torch.nn.Module, list[int]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """Models, and the identities of the optimizers that were prepared with them."""
         self._waiting: list[torch.nn.Module] = []
         """Models whose optimizers have not come yet."""
 
@@ -70,9 +78,24 @@ class BytelaneAccelerator(Accelerator):  # type: ignore[misc]
                 for one in self._optimizers
                 if isinstance(one, AcceleratedOptimizer) and not own.isdisjoint(_identities(one))
             ]
-            if optimizers:
+            if not optimizers:
+                continue
+            given = [id(one) for one in optimizers]
+            if self._prepared.get(model) != given:  # a trainer may prepare both once more
                 bytelane.prepare(model, optimizers, **self._knobs)
-                self._waiting.remove(model)
+                self._prepared[model] = given
+            self._waiting.remove(model)
+
+
+def _refuse_other_results(handler: DistributedDataParallelKwargs) -> None:
+    """Refuse what would change weights or buffers; what else DDP is told, such as buckets, is not.
+
+    Transformers' Trainer always passes some.
+    """
+    if handler.comm_hook != NO_HOOK or handler.comm_wrapper != NO_HOOK:
+        raise NotSupported("communication hooks are DistributedDataParallel's own; leave them out")
+    if not handler.broadcast_buffers:
+        raise NotSupported("broadcast_buffers=False is not supported; buffers are rank 0's")
 
 
 def _identities(optimizer: torch.optim.Optimizer) -> list[int]:

@@ -7,7 +7,7 @@ import sys
 import time
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -19,9 +19,10 @@ from torch.optim import Optimizer
 
 from bytelane.measure.find import Stop
 from bytelane.measure.taps import replaced
-from bytelane.tryout.trial import Line
+from bytelane.tryout.trial import Line, Wrapped
 
-PACKAGE = str(Path(__file__).parent)
+# Whose lines are not the script's.
+OURS_AND_TORCHS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
 
 class Follower:
@@ -38,6 +39,9 @@ class Follower:
         self._iterations = iterations
         self._tell = tell
         self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._made_at: dict[int, list[Line]] = {}
+        self._stepped: dict[int, tuple[set[int], list[Line]]] = {}
+        """Optimizer -> the parameters it steps, and the lines that have led to its making."""
         self._clock: Optimizer | None = None
         self._patches = ExitStack()
 
@@ -66,7 +70,21 @@ class Follower:
     def note(self, wrapper: DistributedDataParallel) -> None:
         """A model was wrapped."""
         self.wrappers.append(wrapper)
-        self.wrapped_at.append(_line_outside())
+        self.wrapped_at.append(next(_lines_outside()))
+
+    def wrapped(self) -> tuple[Wrapped, ...]:
+        """Return where models were wrapped, and where the optimizers that step them were made."""
+        return tuple(
+            Wrapped(at, tuple(self._made_beside(at, wrapper)))
+            for wrapper, at in zip(self.wrappers, self.wrapped_at, strict=True)
+        )
+
+    def _made_beside(self, at: Line, wrapper: DistributedDataParallel) -> Iterator[Line]:
+        own = {id(parameter) for parameter in wrapper.module.parameters()}
+        for parameters, lines in self._stepped.values():
+            beside = [line for line in lines if line.file == at.file]
+            if lines and not own.isdisjoint(parameters):
+                yield (beside or lines)[0]
 
     def optimizers_of(self, module: torch.nn.Module) -> list[Optimizer]:
         """Return those that hold a parameter of this module, in the order they were made."""
@@ -77,6 +95,7 @@ class Follower:
 
     def _follow(self, optimizer: Optimizer) -> None:
         self._optimizers.append(weakref.ref(optimizer))
+        self._made_at[id(optimizer)] = list(_lines_outside())
         follower = self
 
         @functools.wraps(type(optimizer).step)
@@ -93,6 +112,9 @@ class Follower:
             raise Stop  # somebody has caught the first one
 
     def _after_step(self, optimizer: Optimizer) -> None:
+        if id(optimizer) not in self._stepped:
+            made_at = self._made_at.get(id(optimizer), [])  # a copy was made by nobody
+            self._stepped[id(optimizer)] = set(_identities(optimizer)), made_at
         if self._clock is None:
             self._clock = optimizer
         if optimizer is self._clock:
@@ -106,10 +128,11 @@ def _identities(optimizer: Optimizer) -> list[int]:
     return [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _line_outside() -> Line:
-    """Return the line of the script, or of its library, that has led here."""
-    frame = sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(PACKAGE):
+def _lines_outside() -> Iterator[Line]:
+    """Yield the lines of the script and its libraries that have led here, the last one first."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame:
+        file, number = frame.f_code.co_filename, frame.f_lineno
+        if not file.startswith(OURS_AND_TORCHS):
+            yield Line(file, number, linecache.getline(file, number).strip())
         frame = frame.f_back
-    file, number = frame.f_code.co_filename, frame.f_lineno
-    return Line(file, number, linecache.getline(file, number).strip())

@@ -15,6 +15,7 @@ from bytelane.tryout.trial import (
     COMMUNICATION,
     DDP,
     LEAST_ITERATIONS,
+    WHOLE_GRAPHS,
     Arm,
     Cell,
     Difference,
@@ -71,7 +72,8 @@ class _Contest:
         self._said = ""
 
     def run(self, arm: Arm, repetition: int) -> None:
-        folder = RunFolder(self._folder / f"{arm.way}-{arm.bucket_bytes}-{repetition}")
+        kind = f"{arm.way}-{arm.bucket_bytes}-{arm.whole_graphs}"
+        folder = RunFolder(self._folder / f"{kind}-{repetition}")
         folder.give(Errand(self._trial, arm, self._first.gradient_bytes if self._reports else 0))
         title = f"{arm.name}, {repetition + 1} of {self._trial.repetitions}"
         code = self._wait(self._place.start(folder.path), folder, title)
@@ -84,6 +86,8 @@ class _Contest:
         if arm == BYTELANE:
             self._said = folder.said(0)[0]
         self._compare(arm, folder)
+        if self._rival == WHOLE_GRAPHS and WHOLE_GRAPHS not in self._reports:
+            self.run(WHOLE_GRAPHS, repetition)
 
     def _wait(self, run: Running, folder: RunFolder, title: str) -> int:
         """Wait for the end of a run, or of our patience."""
@@ -128,9 +132,14 @@ class _Contest:
         """The first run shows what the script is."""
         return self._reports[DDP][0][0]
 
+    @property
+    def _rival(self) -> Arm:
+        """The DDP that runs the same kernels: what it splits at its buckets has others."""
+        return WHOLE_GRAPHS if self._first.splits_graphs else DDP
+
     def _require_training(self, report: RankReport, title: str) -> None:
         script = self._trial.script
-        if not report.wrapped_at:
+        if not report.wrapped:
             raise InputError(
                 f"{script} never wrapped a model in DistributedDataParallel, so there is nothing "
                 "to compare (models are followed in the processes that torchrun would start)"
@@ -144,9 +153,9 @@ class _Contest:
             )
 
     def _compare(self, arm: Arm, folder: RunFolder) -> None:
-        """Compare the weights with those of the first run, which alone are kept."""
-        reference = self._folder / "reference.pt"
-        if folder.weights.exists() and arm in (DDP, BYTELANE):
+        """Compare the weights with those of the first run of this arm, or of Bytelane's rival."""
+        reference = self._folder / f"{(self._rival if arm == BYTELANE else arm).name}.pt"
+        if folder.weights.exists() and arm in (DDP, WHOLE_GRAPHS, BYTELANE):
             if reference.exists():
                 found = difference(load_weights(reference), load_weights(folder.weights))
                 self._apart[arm].append(found)
@@ -163,18 +172,23 @@ class _Contest:
             tuple(self._cell(arm) for arm in self._trial.arms),
             self._first.steps,
             self._first.gradient_bytes,
-            self._first.wrapped_at,
+            self._first.wrapped,
             None if not_compared else _worst(self._apart[BYTELANE]),
             not_compared,
             None if not_compared else _worst(self._apart[DDP]),
             self._agree(BYTELANE) or not self._agree(DDP),
             _statements(self._said),
+            self._rival,
+            not any(ranks[0].has_gates_in_graphs for ranks in self._reports[BYTELANE]),
         )
 
     def _why_not_compared(self) -> str:
-        steps = {ranks[0].steps for arm in (DDP, BYTELANE) for ranks in self._reports[arm]}
+        compared = {DDP, BYTELANE, self._rival}
+        steps = {ranks[0].steps for arm in compared for ranks in self._reports[arm]}
         if len(steps) > 1:
             return f"the runs made {min(steps)} to {max(steps)} steps"
+        if any(ranks[0].splits_graphs for ranks in self._reports[WHOLE_GRAPHS]):
+            return "the script itself sets torch._dynamo.config.optimize_ddp"
         return "" if self._apart[BYTELANE] else "rank 0 was on another machine"
 
     def _agree(self, arm: Arm) -> bool:

@@ -21,6 +21,7 @@ from bytelane.lifetime import end_with_owner
 from bytelane.measure.find import Stop
 from bytelane.measure.script import ScriptFailed, run_script
 from bytelane.terminal import relay
+from bytelane.tryout.compiled import has_gates_in_graphs, split_no_graphs, splits_graphs
 from bytelane.tryout.folder import RunFolder
 from bytelane.tryout.follow import Follower
 from bytelane.tryout.stand_in import Followed, Prepared, Silent, in_place_of_ddp
@@ -48,6 +49,8 @@ def main(folder: RunFolder) -> int:
 def _train(errand: Errand, rank: int, folder: RunFolder) -> RankReport:
     trial = errand.trial
     _seed(rank)
+    if errand.arm.whole_graphs:
+        split_no_graphs()
     follower = Follower(trial.iterations, folder.step_counter() if rank == 0 else None)
     with follower, _stand_in(errand, follower):
         try:
@@ -64,9 +67,11 @@ def _train(errand: Errand, rank: int, folder: RunFolder) -> RankReport:
         _world(),
         steps=follower.steps,
         times_s=follower.steady_s(),
-        wrapped_at=tuple(follower.wrapped_at),
+        wrapped=follower.wrapped(),
         gradient_bytes=sum(map(_gradient_bytes, modules)),
         digest=digest_of(modules),
+        splits_graphs=splits_graphs(),
+        has_gates_in_graphs=has_gates_in_graphs(),
     )
 
 

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bytelane.errors import NotSupported
 from bytelane.measure.taps import replaced
+from bytelane.runtime.torch.gate import outside_compiled_code
 from bytelane.tryout.follow import Follower
 
 MEBIBYTE = 2**20
@@ -122,6 +123,7 @@ class Prepared(Silent):
     def register_comm_hook(self, state: object, hook: object) -> NoReturn:
         raise NotSupported("communication hooks are DistributedDataParallel's own")
 
+    @outside_compiled_code
     def _ensure_prepared(self) -> None:
         if self._is_prepared:
             return

@@ -28,6 +28,8 @@ class Arm(msgspec.Struct, frozen=True):
     way: Way
     bucket_bytes: int | None = None
     """For DDP, instead of what the script asks for."""
+    whole_graphs: bool = False
+    """For DDP: compiled graphs are not split at its buckets, which would change their kernels."""
 
     def __post_init__(self) -> None:
         if self.bucket_bytes is not None and self.bucket_bytes < 1:
@@ -36,7 +38,8 @@ class Arm(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         buckets = f", {format_bytes(self.bucket_bytes)} buckets" if self.bucket_bytes else ""
-        return NAMES[self.way] + buckets
+        graphs = ", compiled graphs not split" if self.whole_graphs else ""
+        return NAMES[self.way] + buckets + graphs
 
     @property
     def is_ddp(self) -> bool:
@@ -44,6 +47,8 @@ class Arm(msgspec.Struct, frozen=True):
 
 
 DDP, BYTELANE, COMPUTE, COMMUNICATION = map(Arm, NAMES)
+# Its times do not count: DDP splits graphs to be faster.
+WHOLE_GRAPHS = Arm("ddp", whole_graphs=True)
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -102,6 +107,13 @@ class Line(msgspec.Struct, frozen=True):
     text: str
 
 
+class Wrapped(msgspec.Struct, frozen=True):
+    """Where a model is wrapped, and where the optimizers that step it are made."""
+
+    at: Line
+    optimizers: tuple[Line, ...] = ()
+
+
 class RankReport(msgspec.Struct, frozen=True):
     """What one rank says of its run."""
 
@@ -114,11 +126,14 @@ class RankReport(msgspec.Struct, frozen=True):
     steps: int = 0
     times_s: tuple[float, ...] = ()
     """Of the iterations that count."""
-    wrapped_at: tuple[Line, ...] = ()
-    """Where models were wrapped."""
+    wrapped: tuple[Wrapped, ...] = ()
     gradient_bytes: int = 0
     digest: str = ""
     """Of all parameters at the end."""
+    splits_graphs: bool = False
+    """Whether code was compiled that DDP splits at its buckets."""
+    has_gates_in_graphs: bool = False
+    """Whether code was compiled that Bytelane's gates split."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -163,7 +178,7 @@ class Outcome(msgspec.Struct, frozen=True):
     cells: tuple[Cell, ...]
     steps: int
     gradient_bytes: int
-    wrapped_at: tuple[Line, ...]
+    wrapped: tuple[Wrapped, ...]
     weights: Difference | None
     """Between DDP and Bytelane at the end."""
     not_compared: str
@@ -174,6 +189,10 @@ class Outcome(msgspec.Struct, frozen=True):
     """Whether ranks end with the same parameters under Bytelane, as they do under DDP."""
     said: tuple[str, ...] = ()
     """What Bytelane has told meanwhile."""
+    rival: Arm = DDP
+    """Whose weights are compared with Bytelane's."""
+    has_same_kernels: bool = True
+    """Whether that one has compiled the same graphs."""
 
     @property
     def is_deterministic(self) -> bool | None:
@@ -184,7 +203,7 @@ class Outcome(msgspec.Struct, frozen=True):
     def is_wrong(self) -> bool:
         """Whether Bytelane has trained something else, beyond doubt."""
         # On more than two workers another order of summing is another rounding.
-        exact = self.workers == 2 and self.is_deterministic
+        exact = self.workers == 2 and self.is_deterministic and self.has_same_kernels
         return not self.ranks_agree or bool(exact and self.weights and self.weights.largest)
 
     def seconds(self, arm: Arm) -> float:

@@ -8,17 +8,21 @@ that is compiled later has our gates inside: the graph is broken there, and the 
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
+from bytelane.errors import NotSupported
+
 Function = TypeVar("Function", bound=Callable[..., Any])
+# What torch.compile says where it breaks a graph at one of our hooks.
+REASON = "bytelane waits for weights here; compile before prepare()"
 
 
 def outside_compiled_code(function: Function) -> Function:
     """Never compile this, also if what calls it is compiled."""
     disable: Callable[..., Function] = torch.compiler.disable
-    return disable(function, reason="bytelane waits for weights here; compile before prepare()")
+    return disable(function, reason=REASON)
 
 
 class Gate:
@@ -36,6 +40,14 @@ class Gate:
 
     def __reduce__(self) -> tuple[type["Gate"], tuple[Callable[[], None]]]:
         return Gate, (_nothing,)
+
+
+def refuse_scripting() -> NoReturn:
+    """Raise a sentence: ``torch.jit.script`` calls a module's ``__prepare_scriptable__`` first."""
+    raise NotSupported(
+        "a prepared model cannot be scripted, since its hooks need Python; load its state_dict() "
+        "into a model that is not prepared, and script that one"
+    )
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

@@ -2,10 +2,12 @@
 
 import atexit
 import functools
+import gc
 import os
 import types
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -23,13 +25,14 @@ from bytelane.runtime.torch.gate import (
     is_compiled,
     is_compiled_in_place,
     outside_compiled_code,
+    refuse_scripting,
 )
 from bytelane.runtime.torch.groups import Groups
 from bytelane.runtime.torch.onlooker import Onlooker
 from bytelane.runtime.torch.peers import leave, meet
-from bytelane.runtime.torch.session import Probe, Session
+from bytelane.runtime.torch.session import SYNC_FLAG, Probe, Session
 from bytelane.runtime.torch.status import Status
-from bytelane.runtime.torch.support import first_problem, is_separable
+from bytelane.runtime.torch.support import argument_problem, first_problem, is_separable
 from bytelane.runtime.torch.trained import (
     describe,
     describe_optimizers,
@@ -43,6 +46,11 @@ from bytelane.trace.recording import Recorder
 # By the model's id, which is not used again while the session lives, since that holds the model.
 # The hooks hold the session, so model and session go together.
 _sessions: "weakref.WeakValueDictionary[int, Session]" = weakref.WeakValueDictionary()
+
+
+# Those of torch, whose effect the session knows.
+ZERO_GRADS = (torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad)
+_ABSENT = object()
 
 
 def attach(
@@ -62,9 +70,12 @@ def attach(
 ) -> Session | None:
     """Prepare a model for training; None where there is nobody to synchronise with.
 
-    Models that are trained by turns may share their groups; otherwise each has some of its own.
+    If it raises, model and optimizers have the hooks and attributes that they had before. Models
+    that are trained by turns may share their groups; otherwise each has some of its own.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
+        if problem := argument_problem(model, optimizers):
+            raise NotSupported(problem)
         _require_alone()
         announce("one worker, nothing to synchronise")
         return None
@@ -73,7 +84,8 @@ def attach(
     groups = shared or Groups()
     control = Control(groups.agreeing, timeout_s)
     control.peers = peers = meet(control)
-    agreement.refuse_together(first_problem(model, optimizers), control)
+    problem = first_problem(model, optimizers) or _trained_elsewhere(model)
+    agreement.refuse_together(problem, control)
     _agree_on_model(model, optimizers, control)
     session = Session(
         model,
@@ -97,10 +109,12 @@ def attach(
     if not len(session.trained):
         _say("no parameter of the model is trained, nothing to synchronise")
     peers.tell(session.end)
-    _hook_model(model, session)
-    for number, optimizer in enumerate(optimizers):
-        _hook_optimizer(optimizer, number, session)
-    session.hook_gradients()
+    with ExitStack() as undo:
+        _hook_model(model, session, undo)
+        for number, optimizer in enumerate(optimizers):
+            _hook_optimizer(optimizer, number, session, undo)
+        session.hook_gradients()
+        undo.pop_all()
     Onlooker.start_watching()
     session.farewell = farewell
     _sessions[id(model)] = session
@@ -138,6 +152,24 @@ def _require_alone() -> None:
             )
 
 
+def _trained_elsewhere(model: torch.nn.Module) -> str:
+    """Say which parameter another prepared model trains, since it would be summed twice."""
+    if not _shared_parameters(model):
+        return ""
+    gc.collect()  # the user may have dropped that model
+    shared = _shared_parameters(model)
+    return f"{shared[0]} is trained by a model that is prepared already" if shared else ""
+
+
+def _shared_parameters(model: torch.nn.Module) -> list[str]:
+    return [
+        name
+        for session in list(_sessions.values())
+        for name, parameter in model.named_parameters()
+        if session.trained.number_of(parameter) is not None
+    ]
+
+
 def _agree_on_model(
     model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], control: Control
 ) -> None:
@@ -148,31 +180,43 @@ def _agree_on_model(
         agreement.copy_from(0, [*model.parameters(), *model.buffers()], control)
 
 
-def _hook_model(model: torch.nn.Module, session: Session) -> None:
+def _hook_model(model: torch.nn.Module, session: Session, undo: ExitStack) -> None:
+    _set(model, SYNC_FLAG, True, undo)
     for name, module in gated_modules(model):
-        _put_gate(module, functools.partial(session.pass_gate, module_name(name)))
-    _put_gate(model, session.enter_model, session.leave_model)
-    model.register_state_dict_pre_hook(Gate(session.flush))  # type: ignore[no-untyped-call]
-    model.register_load_state_dict_pre_hook(Gate(session.flush))  # type: ignore[no-untyped-call]
-    _announce_zero_grad(model, session)
+        _put_gate(module, functools.partial(session.pass_gate, module_name(name)), None, undo)
+    _put_gate(model, session.enter_model, session.leave_model, undo)
+    for register in (
+        model.register_state_dict_pre_hook,
+        model.register_load_state_dict_pre_hook,
+    ):
+        handle = register(Gate(session.flush))  # type: ignore[no-untyped-call]
+        undo.callback(handle.remove)
+    _announce_zero_grad(model, session, undo)
     if is_compiled(model):
         _say("the whole model is compiled, so every forward pass begins with waiting for all")
 
 
 def _put_gate(
-    module: torch.nn.Module, before: Callable[[], None], after: Callable[[], None] | None = None
+    module: torch.nn.Module,
+    before: Callable[[], None],
+    after: Callable[[], None] | None,
+    undo: ExitStack,
 ) -> None:
     """Call ``before`` before the module's forward and earlier gates, and ``after`` after them."""
+    _set(module, "__prepare_scriptable__", refuse_scripting, undo)
     if is_compiled_in_place(module):
+        undo.callback(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
         around_compiled(module, before, after or (lambda: None))
         return
-    module.register_forward_pre_hook(Gate(before), prepend=True)
+    undo.callback(module.register_forward_pre_hook(Gate(before), prepend=True).remove)
     if after is not None:
         # Also after an exception: what is owed must not stay behind unseen.
-        module.register_forward_hook(Gate(after), always_call=True)
+        undo.callback(module.register_forward_hook(Gate(after), always_call=True).remove)
 
 
-def _hook_optimizer(optimizer: torch.optim.Optimizer, number: int, session: Session) -> None:
+def _hook_optimizer(
+    optimizer: torch.optim.Optimizer, number: int, session: Session, undo: ExitStack
+) -> None:
     late_steps = session.steppers[number]
 
     @outside_compiled_code
@@ -182,7 +226,7 @@ def _hook_optimizer(optimizer: torch.optim.Optimizer, number: int, session: Sess
         if late_steps.active:
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
+        if not callable(closure):  # some optimizers take the loss, or other values
             session.before_step(number)
             return None
         others = {name: value for name, value in kwargs.items() if name != "closure"}
@@ -193,18 +237,23 @@ def _hook_optimizer(optimizer: torch.optim.Optimizer, number: int, session: Sess
         if not late_steps.active:
             session.after_step()
 
-    optimizer.register_step_pre_hook(before_step)
-    optimizer.register_step_post_hook(after_step)
-    optimizer.register_state_dict_pre_hook(Gate(session.flush))
-    optimizer.register_load_state_dict_pre_hook(Gate(session.flush))
-    _announce_zero_grad(optimizer, session)
+    undo.callback(optimizer.register_step_pre_hook(before_step).remove)
+    undo.callback(optimizer.register_step_post_hook(after_step).remove)
+    undo.callback(optimizer.register_state_dict_pre_hook(Gate(session.flush)).remove)
+    undo.callback(optimizer.register_load_state_dict_pre_hook(Gate(session.flush)).remove)
+    _announce_zero_grad(optimizer, session, undo)
 
 
-def _announce_zero_grad(owner: torch.nn.Module | torch.optim.Optimizer, session: Session) -> None:
+def _announce_zero_grad(
+    owner: torch.nn.Module | torch.optim.Optimizer, session: Session, undo: ExitStack
+) -> None:
     """Tell the session of ``owner.zero_grad()``, which has no hook.
 
     Without this the onlooker would see gradients being read at the head of every loop, and wait.
+    It does so for a ``zero_grad`` of the user's own, which may do anything.
     """
+    if getattr(owner.zero_grad, "__func__", None) not in ZERO_GRADS:
+        return
 
     @outside_compiled_code
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
@@ -213,7 +262,22 @@ def _announce_zero_grad(owner: torch.nn.Module | torch.optim.Optimizer, session:
         with session.onlooker.looking_away():
             type(self).zero_grad(self, set_to_none)
 
-    owner.zero_grad = types.MethodType(zero_grad, owner)  # type: ignore[method-assign]
+    _set(owner, "zero_grad", types.MethodType(zero_grad, owner), undo)
+
+
+def _set(owner: Any, name: str, value: Any, undo: ExitStack) -> None:
+    """Set an attribute of this one object; undone, the object has what it had before."""
+    # What torch.compile returns hands most attributes on to the module inside.
+    for attributes in (vars(owner), vars(getattr(owner, "_orig_mod", owner))):
+        undo.callback(_put_back, attributes, name, attributes.get(name, _ABSENT))
+    setattr(owner, name, value)
+
+
+def _put_back(attributes: dict[str, Any], name: str, value: Any) -> None:
+    if value is _ABSENT:
+        attributes.pop(name, None)
+    else:
+        attributes[name] = value
 
 
 @functools.cache

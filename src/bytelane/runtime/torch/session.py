@@ -46,6 +46,8 @@ from bytelane.runtime.torch.transport import GradientTransport
 from bytelane.trace.recording import Recorder
 
 OUTSIDE = "the loop"
+# DDP's name for it: scripts that accumulate gradients switch this attribute of their model.
+SYNC_FLAG = "require_backward_grad_sync"
 
 
 class Say(Protocol):
@@ -82,8 +84,6 @@ class Session:
         make_engine: Callable[..., Engine] = Engine,
     ) -> None:
         self.watch = Stopwatch(keep_iterations)
-        self.synchronising = True
-        """False within ``no_sync``: gradients only add up here."""
         self.joining: Joining | None = None
         """Within ``join``: who still has data."""
         self.farewell: Callable[[Status], None] | None = None
@@ -128,6 +128,15 @@ class Session:
             say=say,
             verify=verify,
         )
+
+    @property
+    def synchronising(self) -> bool:
+        """False within ``no_sync``: gradients only add up here. Kept on the model itself."""
+        return bool(getattr(self._model, SYNC_FLAG, True))
+
+    @synchronising.setter
+    def synchronising(self, wanted: bool) -> None:
+        setattr(self._model, SYNC_FLAG, wanted)
 
     @property
     def trained(self) -> Trained:

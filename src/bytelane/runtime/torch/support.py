@@ -1,6 +1,8 @@
 """What is not supported is refused here, before training starts, with what to do instead."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -28,6 +30,14 @@ SEPARABLE_OPTIMIZERS = (
     torch.optim.Rprop,
 )
 
+# Where an optimizer keeps what prepare() registers.
+HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+)
+
 
 def first_problem(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> str:
     """Return the first thing that would go wrong silently, or an empty text."""
@@ -39,7 +49,51 @@ def is_separable(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) in SEPARABLE_OPTIMIZERS
 
 
+def argument_problem(model: Any, optimizers: Sequence[Any]) -> str:
+    """Return why these are no model and optimizers that can be hooked, or an empty text."""
+    return next(_argument_problems(model, optimizers), "")
+
+
+def _argument_problems(model: Any, optimizers: Sequence[Any]) -> Iterator[str]:
+    if not issubclass(type(model), torch.nn.Module):
+        yield f"{_name(model)} is no torch.nn.Module; give prepare() a model, then its optimizer"
+    for optimizer in optimizers:
+        if not issubclass(type(optimizer), torch.optim.Optimizer):
+            yield f"{_name(optimizer)} is no torch.optim.Optimizer; {_inner(optimizer)}"
+        if not _calls_step_hooks(optimizer):
+            yield (
+                f"{_name(optimizer)} does not call torch.optim.Optimizer.__init__, so its step() "
+                f"runs no hooks; {_inner(optimizer)}"
+            )
+    for optimizer, times in Counter(map(id, optimizers)).items():
+        if times > 1:
+            twice = next(one for one in optimizers if id(one) == optimizer)
+            yield f"the same {_name(twice)} is given twice; give prepare() each optimizer once"
+
+
+def _calls_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether ``Optimizer.__init__`` has run, which makes the class's step() call hooks."""
+    step_is_patched = getattr(type(optimizer).step, "hooked", False)
+    return step_is_patched and set(HOOKS) <= vars(optimizer).keys()
+
+
+def _inner(outer: Any) -> str:
+    """Say what to give instead: an optimizer that this object wraps, if there is one."""
+    for name, value in getattr(outer, "__dict__", {}).items():
+        if issubclass(type(value), torch.optim.Optimizer):
+            return (
+                f"give prepare() the {_name(value)} inside it, its attribute {name}, and step the "
+                f"{_name(outer)} as before"
+            )
+    return "give prepare() the optimizer itself, or a list of optimizers"
+
+
+def _name(thing: Any) -> str:
+    return type(thing).__name__
+
+
 def _problems(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[str]:
+    yield from _argument_problems(model, optimizers)
     for path, module in model.named_modules():
         name = path or "the model"
         if isinstance(module, DistributedDataParallel):
@@ -64,6 +118,8 @@ def _parameter_problems(
             yield f"{name} is a lazy parameter; run one batch through the model first"
         if parameter.device.type != "cpu":
             yield f"{name} is on {parameter.device}; only CPU tensors are supported so far"
+        if parameter.is_inference():
+            yield f"{name} was made in inference_mode; make the model outside of it"
         if parameter.dtype not in SUPPORTED_DTYPES:
             yield f"{name} is {parameter.dtype}; float16, bfloat16, float32 and float64 are fine"
     known = {id(p) for p in model.parameters()}
