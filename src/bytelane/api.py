@@ -20,7 +20,7 @@ from bytelane.sim import Jitter, Simulation, make_planner
 from bytelane.sim import simulate as _simulate
 from bytelane.sim.sweep import make_settings
 from bytelane.units import parse_bytes, parse_rate, parse_seconds
-from bytelane.values import as_number, as_whole, nearest, require_flag, require_number, shown
+from bytelane.values import as_number, as_whole, nearest, require_flag, shown
 
 _Given = TypeVar("_Given")
 _Number = TypeVar("_Number", int, float)

@@ -23,6 +23,7 @@ from bytelane.cli import (
     why,
     zoo,
 )
+from bytelane.cli.usage import UsageError, is_call_for_help, sentence
 from bytelane.errors import BytelaneError
 
 app = typer.Typer(
@@ -68,11 +69,20 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # a name that the terminal cannot show
     try:
         try:
-            app()
+            code = app(standalone_mode=False)  # which would print a box for what was mistyped
         finally:
             sys.stdout.flush()  # here, where a reader that has left can still be handled
+        sys.exit(code)
+    except UsageError as error:
+        if is_call_for_help(error):
+            error.show()  # type: ignore[attr-defined]
+            sys.exit(2)
+        sys.exit(_complain(sentence(error)))
     except BytelaneError as error:
         sys.exit(_complain(str(error)))
+    except MemoryError:
+        _complain("there is not enough memory for this")
+        sys.exit(1)
     except BrokenPipeError:
         # Python flushes once more at exit; let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
