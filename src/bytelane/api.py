@@ -19,7 +19,7 @@ from bytelane.job import Job, load, zoo
 from bytelane.sim import Jitter, Simulation, make_planner
 from bytelane.sim import simulate as _simulate
 from bytelane.sim.sweep import make_settings
-from bytelane.units import parse_bytes, parse_rate, parse_seconds
+from bytelane.units import LONGEST_S, parse_bytes, parse_rate, parse_seconds
 from bytelane.values import as_number, as_whole, nearest, require_flag, shown
 
 _Given = TypeVar("_Given")
@@ -223,6 +223,12 @@ def prepare(
     """
     runtime = _runtime()
     optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
+    _require_trainable(model, optimizers)
+    require_flag(verify, "verify")
+    if not 0 < as_number(timeout_s, "timeout_s") <= LONGEST_S:
+        raise InputError(f"timeout_s is {timeout_s}; it must be above 0 and at most {LONGEST_S:g}")
+    if not isinstance(trace, str | Path | None):
+        raise InputError(f"trace is {shown(trace)}; it must be the path of a file")
     recorder = None if trace is None else _recorder(trace)
     runtime.attach(
         model,
@@ -235,6 +241,20 @@ def prepare(
     return model, optimizer
 
 
+def _require_trainable(model: object, optimizers: Sequence[object]) -> None:
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model is {shown(model)}; it must be a torch.nn.Module")
+    if not optimizers:
+        raise InputError("optimizer is an empty list; it must hold a torch.optim.Optimizer")
+    for one in optimizers:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise InputError(
+                f"optimizer is {shown(one)}; it must be a torch.optim.Optimizer or a list of them"
+            )
+
+
 def _planning(
     policy: str,
     partition: str | int | None,
@@ -244,6 +264,8 @@ def _planning(
     lanes: int | None,
 ) -> dict[str, Any]:
     """Return who plans, and what he needs to be told."""
+    if barrier is not None:
+        require_flag(barrier, "barrier")
     if policy != "auto":
         knobs = choose_knobs(policy, partition, credit, fusion)
         return {"planner": make_planner(policy, knobs, barrier, lanes=_one_unless(lanes))}
@@ -290,6 +312,8 @@ def replan(
     What rank 0 asks for is done; on other ranks the call has no effect.
     """
     session = _runtime().find_session(model)
+    if barrier is not None:
+        require_flag(barrier, "barrier")
     knobs = choose_knobs(policy, partition, credit, fusion)
     planner = make_planner(policy, knobs, barrier, lanes=_one_unless(lanes))
     if session is not None:

@@ -5,17 +5,25 @@ looked at before anything is read.
 """
 
 import os
+import re
 import stat
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from bytelane.errors import InputError
 from bytelane.units import format_bytes
 
 # Of job files, schedules, tables of sizes and scripts: what people or their programs write.
 LARGEST_TEXT = 16 * 2**20
+
+MOST_DOTS = 50
+# The time that tomllib takes for a dotted key grows with the square of its parts, and more.
+_DEEP_KEY = re.compile(
+    r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}""" % (MOST_DOTS + 1)
+)
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -69,6 +77,20 @@ def read_text(path: Path, most_bytes: int = LARGEST_TEXT) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not a text file") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Read TOML, unless it is nested so deeply that reading it would take for ever or fail."""
+    if _DEEP_KEY.search(text):
+        raise InputError(f"not valid here: a key has more than {MOST_DOTS} dots")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"not valid TOML: {error}") from None
+    except RecursionError:
+        raise InputError("not valid here: it is nested too deeply") from None
+    except ValueError:
+        raise InputError("not valid here: a number has too many digits") from None
 
 
 def _reason(error: Exception) -> str:

@@ -3,12 +3,11 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
-
 import bytelane
 from bytelane.errors import MissingExtra, NotSupported
 
 try:
+    import torch
     from accelerate import Accelerator
     from accelerate.optimizer import AcceleratedOptimizer
 except ImportError:

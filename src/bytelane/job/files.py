@@ -6,13 +6,12 @@ only seconds and tensors. Every complaint names the file and the field.
 
 import json
 import math
-import tomllib
 from pathlib import Path
 
 import msgspec
 
 from bytelane.errors import InputError, JobFileError
-from bytelane.files import read_text
+from bytelane.files import parse_toml, read_text
 from bytelane.job.job import Job, Layer, Tensor
 from bytelane.units import LONGEST_S, parse_bytes, parse_seconds
 
@@ -46,8 +45,6 @@ def load(path: str | Path) -> Job:
         return _to_job(_parse(path))
     except JobFileError:
         raise
-    except tomllib.TOMLDecodeError as error:
-        raise JobFileError(f"{path}: not valid TOML: {error}") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise JobFileError(f"{path}: not valid JSON: {error.msg} (at {where})") from None
@@ -81,7 +78,7 @@ def _parse(path: Path) -> _JobFile:
     if not text.strip():
         raise JobFileError(f"{path}: the file is empty")
     if path.suffix == ".toml":
-        return msgspec.convert(tomllib.loads(text), _JobFile)
+        return msgspec.convert(parse_toml(text), _JobFile)
     try:
         return msgspec.json.decode(text, type=_JobFile)
     except msgspec.ValidationError:
