@@ -254,7 +254,8 @@ def test_the_page_at_the_end_sets_real_beside_predicted(
 
 
 def test_the_line_of_a_job_without_communication_can_be_said(choice: Choice) -> None:
-    alone = msgspec.structs.replace(choice, taken=choice.plain, communication_s=0.0)
+    plain = msgspec.structs.replace(choice.plain, communication_s=0.0)
+    alone = msgspec.structs.replace(choice, taken=plain, plain=plain)
     assert "compute-bound inf:1" in describe(alone)
 
 

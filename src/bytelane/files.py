@@ -22,7 +22,8 @@ LARGEST_TEXT = 16 * 2**20
 MOST_DOTS = 50
 # The time that tomllib takes for a dotted key grows with the square of its parts, and more.
 _DEEP_KEY = re.compile(
-    r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}""" % (MOST_DOTS + 1)
+    r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)"""
+    rf"{{{MOST_DOTS + 1}}}"
 )
 
 _KINDS = {

@@ -101,6 +101,14 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * PER_SECOND['ns']:.4g} ns" if seconds else "0 s"
 
 
+NOISE = "noise is larger than the difference"
+
+
+def is_below(measured_s: float, bound_s: float) -> bool:
+    """Tell whether a time is less than its lower bound, as printed: only noise makes it so."""
+    return measured_s < bound_s and format_seconds(measured_s) != format_seconds(bound_s)
+
+
 def _split(text: str, what: str, known: Mapping[str, int]) -> tuple[Fraction, str]:
     """Read the number exactly: 4.1 MB are 4100000 bytes, and no float is 4.1."""
     plain = str(text).strip().removesuffix("/s") if known is BITS_PER_SECOND else str(text)

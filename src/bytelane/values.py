@@ -8,8 +8,10 @@ from typing import Any
 
 from bytelane.errors import InputError
 
-# Longer than any quantity that anyone writes, and short enough to be repeated in a message.
+# Longer than any quantity that anyone writes.
 MOST_CHARACTERS = 60
+# Of a value that a message repeats: enough for a path.
+MOST_SHOWN = 300
 
 
 def require_whole(value: Any, name: str, least: int, most: int) -> int:
@@ -59,15 +61,13 @@ def shown(value: Any) -> str:
     """Print a value as it would be written in a program, on one line and not at any length."""
     if isinstance(value, int) and abs(value) >= 10**MOST_CHARACTERS:
         return f"a number of about {round(math.log10(abs(value)))} digits"
-    if isinstance(value, str) and len(value) > MOST_CHARACTERS:
-        return f"{value[: MOST_CHARACTERS // 2]!r}... ({len(value):,} characters)"
+    if isinstance(value, str) and len(value) > MOST_SHOWN:
+        return f"{value[:MOST_CHARACTERS]!r}... ({len(value):,} characters)"
     try:
         text = " ".join(repr(value).split())
     except Exception:  # of a stranger's class, or of a number inside that is too long
         text = f"a {type(value).__name__}"
-    if len(text) <= 2 * MOST_CHARACTERS:
-        return text
-    return f"{text[:MOST_CHARACTERS]}..."
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_CHARACTERS]}..."
 
 
 def nearest(word: str, known: Iterable[str], most: int = 1) -> str:

@@ -23,7 +23,7 @@ from bytelane.cli import (
     why,
     zoo,
 )
-from bytelane.cli.usage import UsageError, is_call_for_help, sentence
+from bytelane.cli.usage import UsageError, sentence, show_help
 from bytelane.errors import BytelaneError
 
 app = typer.Typer(
@@ -74,8 +74,7 @@ def main() -> None:
             sys.stdout.flush()  # here, where a reader that has left can still be handled
         sys.exit(code)
     except UsageError as error:
-        if is_call_for_help(error):
-            error.show()  # type: ignore[attr-defined]
+        if show_help(error):
             sys.exit(2)
         sys.exit(_complain(sentence(error)))
     except BytelaneError as error:

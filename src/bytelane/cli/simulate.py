@@ -102,13 +102,16 @@ def summary(found: "Simulation", knobs: "Knobs") -> dict[str, Any]:
 
 
 def _print_text(found: "Simulation") -> None:
-    from bytelane.units import format_bytes, format_seconds
+    from bytelane.units import NOISE, format_bytes, format_seconds, is_below
 
     job, window = found.job, found.schedule.window
     pieces = f"{count(found.operations, 'piece')} an iteration"
     if window.credit_bytes is not None:
         pieces += f", a piece starts below {format_bytes(window.credit_bytes)} in flight"
     over = max(0.0, found.iteration_s / found.bound_s - 1) if found.bound_s else 0.0
+    above = f"{over:.1%} above it"
+    if is_below(found.iteration_s, found.bound_s):
+        above = f"an iteration takes less: {NOISE}"
     print(f"{job.name}: {format_bytes(job.total_bytes)} in {count(len(job.tensors), 'tensor')}")
     print(f"on {count(found.cluster.workers, 'worker')}, {found.cluster.link}")
     print(f"by {found.policy}: {pieces}\n")
@@ -117,5 +120,5 @@ def _print_text(found: "Simulation") -> None:
     computing, link = idle_in_words(found)
     print(f"  compute        {format_seconds(found.compute_s):>10}   ({computing})")
     print(f"  communication  {format_seconds(found.communication_s):>10}   (the link is {link})")
-    print(f"  bound          {format_seconds(found.bound_s):>10}   ({over:.1%} above it)")
+    print(f"  bound          {format_seconds(found.bound_s):>10}   ({above})")
     print(f"  optimum        {format_seconds(found.optimal_s):>10}")

@@ -10,9 +10,13 @@ from bytelane.values import nearest, shown
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
-def is_call_for_help(error: Any) -> bool:
-    """Tell whether a verb that needs more words was given none, so that its help is the answer."""
-    return type(error).__name__ == "NoArgsIsHelpError"
+def show_help(error: Any) -> bool:
+    """Answer with its help where a verb that needs more words was given none; else return False."""
+    if type(error).__name__ != "NoArgsIsHelpError":
+        return False
+    if error.message.strip():  # or it is on the screen already
+        error.show()
+    return True
 
 
 def sentence(error: Any) -> str:
