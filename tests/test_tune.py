@@ -83,7 +83,7 @@ def test_it_says_in_a_line_what_it_does() -> None:
     assert "units of" in said[0]
     assert "instead of plain buckets of" in said[0]
     planner(job_of(60.0), 3, CLUSTER)
-    assert "nothing to win here (compute-bound 58:1)" in said[1]
+    assert "nothing to win here (compute-bound 59:1)" in said[1]
     planner(job_of(0.001), 4, CLUSTER)
     assert "nothing to win here (network-bound" in said[2]
 

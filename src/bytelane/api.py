@@ -264,9 +264,9 @@ def _planning(
     lanes: int | None,
 ) -> dict[str, Any]:
     """Return who plans, and what he needs to be told."""
-    if barrier is not None:
-        require_flag(barrier, "barrier")
     if policy != "auto":
+        if barrier is not None:
+            require_flag(barrier, "barrier")
         knobs = choose_knobs(policy, partition, credit, fusion)
         return {"planner": make_planner(policy, knobs, barrier, lanes=_one_unless(lanes))}
     for name, given in (
