@@ -93,5 +93,5 @@ def main() -> None:
 
 
 def _complain(message: str) -> int:
-    print(f"bytelane: error: {message}", file=sys.stderr)
+    print(f"bytelane: error: {' '.join(message.splitlines())}", file=sys.stderr)
     return 2
