@@ -159,8 +159,10 @@ def _command(verb: str) -> Any:
 def _words(option: Any) -> st.SearchStrategy[str]:
     """Return what is said for an option: mostly something of its kind."""
     kind = str(option.metavar or "").rstrip(".,").split("[")[0]
-    if kind in ("FILE",):
-        return st.sampled_from([*OUTPUTS, *GOOD, *SPECIAL])
+    if option.name in ("schedule", "sizes", "traffic_sizes"):
+        return st.sampled_from([*GOOD, *SPECIAL])
+    if kind == "FILE":  # no pipe: who writes into one waits for its reader, as everywhere
+        return st.sampled_from(OUTPUTS)
     if kind in WORDS:
         return st.sampled_from(WORDS[kind])
     return st.sampled_from(NUMBERS)
@@ -234,6 +236,10 @@ def _environments() -> st.SearchStrategy[tuple[tuple[str, str], ...]]:
     return st.lists(pairs, max_size=2).map(lambda found: tuple(dict(found).items()))
 
 
+class TooLong(BaseException):
+    """Not an Exception, so that nothing takes it for something else."""
+
+
 class Ended(NamedTuple):
     """How a command has ended."""
 
@@ -258,7 +264,7 @@ def run_here(case: Case) -> Ended:
     """Run a verb in this process, in the present folder; processor time counts."""
 
     def too_long(*_: object) -> None:
-        raise TimeoutError(f"not ended within {ENDED_S:g} s: {case}")
+        raise TooLong(f"not ended within {ENDED_S:g} s: {case}")
 
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     before = signal.signal(signal.SIGALRM, too_long)

@@ -72,7 +72,7 @@ def _run(
         try:
             ended = run(case)
             found = fuzz.complaint(case, ended)
-        except Exception as error:
+        except (Exception, fuzz.TooLong) as error:
             traceback.print_exc()
             found, ended = repr(error), fuzz.Ended("-", "", "", 0.0)
         if found:
