@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from bytelane import api
 from bytelane.cli.scripts import require_not_prepared, require_script
 from bytelane.core.task import MOST_PIECES
 from bytelane.errors import InputError
+from bytelane.interrupts import uninterrupted
 from bytelane.job import Job, Layer, Tensor, load
 from bytelane.tryout import Here
 
@@ -236,23 +238,33 @@ def test_as_many_pieces_as_are_possible_are_possible() -> None:
 # Ctrl-C
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["simulate vgg16 --partition 1kB", "sweep vgg16 --partition 1kB,2kB,3kB,4kB --credit 1GB,2GB"],
-)
-def test_ctrl_c_ends_a_verb_with_130_and_without_a_traceback(line: str) -> None:
+def test_ctrl_c_ends_a_verb_while_it_compiles(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "bytelane", *line.split()],
-        stdout=subprocess.PIPE,
+        [sys.executable, "-m", "bytelane", "simulate", "vgg16", "--partition", "10kB"],
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
+        env={**os.environ, "BYTELANE_CACHE": str(tmp_path)},
     )
-    time.sleep(2.5)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    assert process.stderr is not None
+    assert "compiling the simulator" in process.stderr.readline()
+    time.sleep(0.5)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert "Traceback" not in err
-    assert process.returncode in (0, 130)  # it may have been that fast
+    assert (process.returncode, err) == (130, "")
+    assert time.monotonic() - began < 10  # compiling alone takes longer
+
+
+def test_what_must_not_be_interrupted_is_interrupted_when_it_ends() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append("all of it")
+    assert done == ["all of it"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with ThreadPoolExecutor(1) as pool, uninterrupted():
+        assert pool.submit(uninterrupted().__enter__).result() is None
 
 
 # Whatever is typed

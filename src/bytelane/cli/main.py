@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from bytelane import __version__
+from bytelane import __version__, interrupts
 from bytelane.cli import (
     bench,
     compare,
@@ -65,6 +65,7 @@ def _options(
 
 def main() -> None:
     """Run a verb. Bad input is one sentence and exit code 2, never a traceback."""
+    interrupts.give_up = _end_at_once
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a name that the terminal cannot show
     try:
@@ -90,6 +91,13 @@ def main() -> None:
         sys.exit(_complain(f"{error.filename or 'output'}: {error.strerror}"))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+
+
+def _end_at_once() -> None:
+    """End with what Ctrl-C ends with, where it cannot be raised."""
+    if sys.stderr.isatty():
+        os.write(sys.stderr.fileno(), b"\x1b[?25h")  # a progress bar has hidden the cursor
+    os._exit(130)
 
 
 def _complain(message: str) -> int:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -13,6 +13,7 @@ from bytelane.core import Pieces, Plan, Policy, require_plannable
 from bytelane.core.kernel import FUSION, State
 from bytelane.core.table import plan_state, policy_state
 from bytelane.errors import InputError
+from bytelane.interrupts import uninterrupted
 from bytelane.job import Job
 from bytelane.sim import kernel
 from bytelane.sim.fluid import optimal_iteration_s
@@ -203,8 +204,15 @@ def find_runner(engine: Engine, size: int) -> Run:
         return kernel.run
     from bytelane.sim.compiled import load_compiled
 
-    compiled: Run = load_compiled().run
-    return compiled
+    with uninterrupted():
+        compiled = load_compiled().run
+
+    def run_first(*arguments: Any) -> None:
+        with uninterrupted():  # compiles, or loads what was compiled
+            compiled(*arguments)
+
+    run: Run = compiled if compiled.signatures else run_first
+    return run
 
 
 def _worth_compiling(size: int) -> bool:
