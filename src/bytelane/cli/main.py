@@ -66,6 +66,13 @@ def _options(
 def main() -> None:
     """Run a verb. Bad input is one sentence and exit code 2, never a traceback."""
     interrupts.give_up = _end_at_once
+    try:
+        _run()
+    finally:
+        interrupts.give_up = None
+
+
+def _run() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a name that the terminal cannot show
     try:
