@@ -79,6 +79,8 @@ def _run(
             wrong.append(found)
             print(f"{found}: {case}\n{ended.err[-1000:]}", flush=True)
         counts[f"{case.verb}: exit code {ended.code}"] += 1
+        if counts.total() % 100 == 0:
+            print(f"{counts.total()} runs, wrong: {len(wrong)}", flush=True)
 
     every_case()
 
