@@ -8,6 +8,7 @@ start labs or ranks, and run as what they are.
 import contextlib
 import io
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from bytelane.cli.main import app, main
 from bytelane.core import policy_names
 
 REFUSED_S = 5.0
+# However busy the machine is.
 ENDED_S = 120.0
 # Of lab run: the timeout, and what a shell says of a command that cannot be started.
 CODES = {0, 1, 2, 124, 126, 127}
@@ -294,9 +296,9 @@ def run_here(case: Case) -> Ended:
 
 
 def run_apart(case: Case) -> Ended:
-    """Run a verb as a process of its own, in the present folder."""
+    """Run a verb as a process of its own, in the present folder; processor time counts here, too."""
     environment = {**os.environ, **dict(case.environment)}
-    began = time.monotonic()
+    before = _children_s()
     with _files_of(case):
         done = subprocess.run(
             [sys.executable, "-m", "bytelane", *case.arguments],
@@ -306,9 +308,14 @@ def run_apart(case: Case) -> Ended:
             env=environment,
             check=False,
         )
-    seconds = time.monotonic() - began
+    seconds = _children_s() - before
     texts = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
     return Ended(done.returncode, *texts, seconds)
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def complaint(case: Case, ended: Ended, refused_s: float = REFUSED_S) -> str:
