@@ -296,7 +296,7 @@ def run_here(case: Case) -> Ended:
 
 
 def run_apart(case: Case) -> Ended:
-    """Run a verb as a process of its own, in the present folder; processor time counts here, too."""
+    """Run a verb as a process of its own, in the present folder; processor time counts."""
     environment = {**os.environ, **dict(case.environment)}
     before = _children_s()
     with _files_of(case):
