@@ -3,7 +3,8 @@
 #   make test    format, lint, types, import contracts, tests with coverage
 #   make cases   every way of training beside DDP: a table of cases, on two and four processes
 #   make docs    the pages in docs/ as HTML, in out/docs
-#   make soak    a thousand labs, training runs and changes of plan; hundreds of faults
+#   make soak    a thousand labs, training runs and changes of plan; hundreds of faults; ten thousand
+#                random command lines
 
 PYTHON ?= python3
 VENV := .venv
@@ -62,6 +63,7 @@ soak: $(VENV)/.dev
 	$(BIN)/python tests/soak/training.py --seeds 1000 --contexts
 	$(BIN)/python tests/soak/changes.py --changes 1000
 	$(BIN)/python tests/soak/faults.py --count 300
+	$(BIN)/python tests/soak/input.py --runs 10000
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -257,7 +257,7 @@ def test_the_command_tells_what_it_found(recording: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (None, "cannot be read: No such file"),
+        (None, "there is no such file"),
         (b'{"type":"plan"}\n', "line 1: Object missing required field"),
         (b"hello\n", "is not a recording: line 1"),
         (

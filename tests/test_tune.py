@@ -83,7 +83,7 @@ def test_it_says_in_a_line_what_it_does() -> None:
     assert "units of" in said[0]
     assert "instead of plain buckets of" in said[0]
     planner(job_of(60.0), 3, CLUSTER)
-    assert "nothing to win here (compute-bound 58:1)" in said[1]
+    assert "nothing to win here (compute-bound 59:1)" in said[1]
     planner(job_of(0.001), 4, CLUSTER)
     assert "nothing to win here (network-bound" in said[2]
 
@@ -254,7 +254,8 @@ def test_the_page_at_the_end_sets_real_beside_predicted(
 
 
 def test_the_line_of_a_job_without_communication_can_be_said(choice: Choice) -> None:
-    alone = msgspec.structs.replace(choice, taken=choice.plain, communication_s=0.0)
+    plain = msgspec.structs.replace(choice.plain, communication_s=0.0)
+    alone = msgspec.structs.replace(choice, taken=plain, plain=plain)
     assert "compute-bound inf:1" in describe(alone)
 
 

@@ -1,7 +1,7 @@
 """The composition root: the only room that knows all others, and hands each what it needs."""
 
-import difflib
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,17 @@ from bytelane import plugins
 from bytelane.cluster import Cluster, Link
 from bytelane.core import Knobs, Policy, make_policy
 from bytelane.core import choose_knobs as _choose_knobs
-from bytelane.errors import InputError, MissingExtra
+from bytelane.errors import InputError, MissingExtra, UnitError
 from bytelane.job import Job, load, zoo
 from bytelane.sim import Jitter, Simulation, make_planner
 from bytelane.sim import simulate as _simulate
 from bytelane.sim.sweep import make_settings
 from bytelane.terminal import announce
-from bytelane.units import parse_bytes, parse_rate, parse_seconds
+from bytelane.units import LONGEST_S, parse_bytes, parse_rate, parse_seconds
+from bytelane.values import as_number, as_whole, nearest, require_flag, shown
+
+_Given = TypeVar("_Given")
+_Number = TypeVar("_Number", int, float)
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +51,10 @@ def simulate(
 
     The other keywords describe the cluster, as in :func:`make_cluster`.
     """
-    if seed is not None and not jitter:
+    _require_keywords(cluster)
+    if seed is not None:
+        as_whole(seed, "seed")
+    if not as_number(jitter, "jitter") and seed is not None:
         raise InputError("a seed has no effect without jitter; leave it out")
     job = job if isinstance(job, Job) else find_job(job)
     where = make_cluster(**cluster)
@@ -67,10 +74,11 @@ def simulate_each(
     **cluster: Any,
 ) -> list[Simulation]:
     """Predict a job under several policies; a knob goes to those that have a use for it."""
+    _require_keywords(cluster)
     for policy in policies:
         plugins.look_for(policy)
-    given = {"partition_bytes": partition, "credit_bytes": credit, "fusion_bytes": fusion}
-    sizes = {knob: [parse_bytes(size)] for knob, size in given.items() if size is not None}
+    given = _read_sizes(partition=partition, credit=credit, fusion=fusion)
+    sizes = {f"{name}_bytes": [size] for name, size in given.items()}
     where = make_cluster(**cluster)
     return [
         _simulate(
@@ -82,9 +90,18 @@ def simulate_each(
     ]
 
 
+def _require_keywords(given: Mapping[str, object]) -> None:
+    """Refuse what is neither a keyword of the caller nor one of :func:`make_cluster`."""
+    known = {*inspect.signature(simulate).parameters, *inspect.signature(make_cluster).parameters}
+    for name in sorted(given.keys() - known):
+        value = shown(given[name])
+        raise InputError(f"there is no argument {name} (it is {value}){nearest(name, known)}")
+
+
 def _with_barrier(policy: Policy, barrier: bool | None) -> Policy:
     if barrier is None:
         return policy
+    require_flag(barrier, "barrier")
     if policy.preemptive:
         raise InputError("the optimum knows no barrier; leave that out")
     return msgspec.structs.replace(policy, barrier=barrier)
@@ -92,14 +109,15 @@ def _with_barrier(policy: Policy, barrier: bool | None) -> Policy:
 
 def find_job(name: str | Path, *, accelerator: str | None = None, batch: int | None = None) -> Job:
     """Return a model of the zoo by its name, or the job in a file."""
+    if not isinstance(name, str | Path):
+        raise InputError(f"a job is a Job, a name or a path, not {shown(name)}")
     if str(name) in zoo.names():
         return zoo.make(str(name), accelerator=accelerator, batch=batch)
     if Path(name).suffix not in (".toml", ".json"):
-        near = difflib.get_close_matches(str(name), zoo.names(), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = nearest(str(name), zoo.names())
         raise InputError(
-            f"{str(name)!r} is neither a job file (.toml or .json) nor a model of the zoo{hint} "
-            "(bytelane zoo lists them)"
+            f"{shown(str(name))} is neither a job file (.toml or .json) nor a model of the zoo"
+            f"{hint} (bytelane zoo lists them)"
         )
     if accelerator is not None or batch is not None:
         raise InputError("a job file has its own times; accelerator and batch are for the zoo")
@@ -129,13 +147,24 @@ def make_cluster(
         raise InputError(f"there is no way to synchronise called {sync!r}; use allreduce or ps")
     if sync == "allreduce" and (servers is not None or separate or shared_link):
         raise InputError("an all-reduce has no servers; use them with ps")
-    count = workers if servers is None else servers
+    as_whole(workers, "workers")
+    count = workers if servers is None else as_whole(servers, "servers")
+    as_number(slow, "slow")
+    require_flag(separate, "separate")
+    require_flag(shared_link, "shared_link")
     if sync == "ps" and count < 1:
-        raise InputError(f"{count} servers cannot serve anybody; use 1 or more")
-    link = Link(parse_rate(bandwidth), *map(parse_seconds, (overhead, latency, floor)))
-    factors = () if slow == 1.0 else (1.0,) * (workers - 1) + (slow,)
+        raise InputError(f"{shown(count)} servers cannot serve anybody; use 1 or more")
+    times = {"overhead": overhead, "latency": latency, "floor": floor}
+    link = Link(
+        _read("bandwidth", bandwidth, parse_rate),
+        *(_read(name, text, parse_seconds) for name, text in times.items()),
+    )
     servers = count if sync == "ps" else 0
-    return Cluster(workers, link, servers, not separate, factors, shared_link)
+    equal = Cluster(workers, link, servers, not separate, (), shared_link)
+    if slow == 1.0:
+        return equal
+    # Only now is it known that there are not too many of them for a row each.
+    return msgspec.structs.replace(equal, compute_factors=(1.0,) * (workers - 1) + (slow,))
 
 
 def choose_knobs(
@@ -146,8 +175,23 @@ def choose_knobs(
 ) -> Knobs:
     """Read what was given; what was left open is the policy's own choice."""
     plugins.look_for(policy)
-    given = [None if size is None else parse_bytes(size) for size in (partition, credit, fusion)]
-    return _choose_knobs(policy, *given)
+    sizes = _read_sizes(partition=partition, credit=credit, fusion=fusion)
+    return _choose_knobs(policy, *(sizes.get(name) for name in ("partition", "credit", "fusion")))
+
+
+def _read_sizes(**given: str | int | None) -> dict[str, int]:
+    """Read the sizes that were given."""
+    return {
+        name: _read(name, size, parse_bytes) for name, size in given.items() if size is not None
+    }
+
+
+def _read(name: str, text: _Given, parse: Callable[[_Given], _Number]) -> _Number:
+    """Read a quantity; a refusal names the argument that it was given as."""
+    try:
+        return parse(text)
+    except UnitError as error:
+        raise UnitError(f"{name}: {error}") from None
 
 
 def prepare(
@@ -181,6 +225,12 @@ def prepare(
     """
     runtime = _runtime()
     optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
+    _require_trainable(model, optimizers)
+    require_flag(verify, "verify")
+    if not 0 < as_number(timeout_s, "timeout_s") <= LONGEST_S:
+        raise InputError(f"timeout_s is {timeout_s}; it must be above 0 and at most {LONGEST_S:g}")
+    if not isinstance(trace, str | Path | None):
+        raise InputError(f"trace is {shown(trace)}; it must be the path of a file")
     recorder = None if trace is None else _recorder(trace)
     runtime.attach(
         model,
@@ -193,6 +243,20 @@ def prepare(
     return model, optimizer
 
 
+def _require_trainable(model: object, optimizers: Sequence[object]) -> None:
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model is {shown(model)}; it must be a torch.nn.Module")
+    if not optimizers:
+        raise InputError("optimizer is an empty list; it must hold a torch.optim.Optimizer")
+    for one in optimizers:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise InputError(
+                f"optimizer is {shown(one)}; it must be a torch.optim.Optimizer or a list of them"
+            )
+
+
 def _planning(
     policy: str,
     partition: str | int | None,
@@ -203,6 +267,8 @@ def _planning(
 ) -> dict[str, Any]:
     """Return who plans, and what he needs to be told."""
     if policy != "auto":
+        if barrier is not None:
+            require_flag(barrier, "barrier")
         knobs = choose_knobs(policy, partition, credit, fusion)
         return {"planner": make_planner(policy, knobs, barrier, lanes=_one_unless(lanes))}
     for name, given in (
@@ -248,6 +314,8 @@ def replan(
     What rank 0 asks for is done; on other ranks the call has no effect.
     """
     session = _runtime().find_session(model)
+    if barrier is not None:
+        require_flag(barrier, "barrier")
     knobs = choose_knobs(policy, partition, credit, fusion)
     planner = make_planner(policy, knobs, barrier, lanes=_one_unless(lanes))
     if session is not None:

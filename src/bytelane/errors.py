@@ -23,7 +23,7 @@
         └── WeightsDiffer                  ranks do not hold the same weights (``verify=True``)
 
 A message says what is wrong and what would be right; the command line prints it as one sentence
-and exits with code 2.
+and exits with code 2 (docs/cli.md lists all codes).
 """
 
 from bytelane.terminal import printable

@@ -10,10 +10,13 @@ from bytelane.core import Knobs
 from bytelane.errors import InputError
 from bytelane.job import Job
 from bytelane.trace import Trace
+from bytelane.values import require_whole, shown
 
 # Gradients are whole numbers, and dividing by these world sizes keeps every sum exact.
 WORLD_SIZES = (2, 4, 8)
+REAL_MODELS = ("cnn", "gpt")
 LEAST_ITERATIONS = 3
+MOST_ITERATIONS, MOST_REPETITIONS = 100_000, 1000
 # Above this the machine was not quiet enough for the figure to be believed.
 QUIET_SPREAD = 0.03
 # What the first rank says when the links may drop, and the file that tells that they have.
@@ -58,9 +61,14 @@ class Experiment(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.workers not in WORLD_SIZES:
             sizes = ", ".join(map(str, WORLD_SIZES))
-            raise InputError(f"{self.workers} workers: an exact check needs one of {sizes}")
+            raise InputError(f"{shown(self.workers)} workers: an exact check needs one of {sizes}")
         if isinstance(self.what, Job):
             _require_comparable(self.what)
+        elif self.what not in REAL_MODELS and ":" not in self.what:
+            raise InputError(
+                f"{shown(self.what)} is neither one of {', '.join(REAL_MODELS)} nor "
+                "package.module:function"
+            )
         elif self.ratio is not None or self.conditions != Conditions():
             raise InputError("ratio, jitter and a slow rank have no effect on a real model")
         if self.iterations < LEAST_ITERATIONS:
@@ -69,6 +77,8 @@ class Experiment(msgspec.Struct, frozen=True):
             )
         if self.repetitions < 1:
             raise InputError(f"{self.repetitions} repetitions are too few; use 1 or more")
+        require_whole(self.iterations, "iterations", LEAST_ITERATIONS, MOST_ITERATIONS)
+        require_whole(self.repetitions, "repetitions", 1, MOST_REPETITIONS)
         if self.ratio is not None and not 0.01 <= self.ratio <= 100:
             raise InputError(f"a ratio of {self.ratio} makes no sense; use 0.01 to 100")
         if not 0 <= self.drop <= 0.9:

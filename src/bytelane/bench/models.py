@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from bytelane.errors import InputError
+from bytelane.values import shown
 
 Batch = tuple[torch.Tensor, ...]
 
@@ -38,9 +39,32 @@ def load_task(name: str) -> Task:
     sys.path.append(os.getcwd())
     try:
         function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"{name!r} cannot be loaded: {error}") from None
-    return Task(*function())
+    except Exception as error:  # whatever a stranger's module raises
+        raise InputError(f"{name!r} cannot be loaded: {_reason(error)}") from None
+    try:
+        task = Task(*function())
+    except Exception as error:
+        raise InputError(
+            f"{name!r} does not return a model, a function for batches and a loss: {_reason(error)}"
+        ) from None
+    if not isinstance(task.model, nn.Module):
+        raise InputError(f"{name!r} returns {shown(task.model)} where its model should be")
+    return task
+
+
+def require_trainable(name: str, task: Task) -> None:
+    """Train for one step, so that what fails does so here and not in every rank of a lab."""
+    try:
+        *inputs, target = task.make_batch(torch.Generator().manual_seed(0))
+        task.loss(task.model(*inputs), target).backward()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise InputError(f"{name!r} cannot be trained for a step: {_reason(error)}") from None
+    if all(parameter.grad is None for parameter in task.model.parameters()):
+        raise InputError(f"{name!r} has no parameter that is trained")
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def cnn() -> Task:

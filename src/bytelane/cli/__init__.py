@@ -1,5 +1,8 @@
 """The command line: one file a verb."""
 
-from bytelane.cli.main import main
+try:
+    from bytelane.cli.main import main
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
 
 __all__ = ["main"]

@@ -1,5 +1,7 @@
 """``bytelane bench``: every baseline and our scheduler, for real, in one run."""
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,6 +9,7 @@ import typer
 
 from bytelane.cli.bench_output import document, print_result, require_exact, save_pictures
 from bytelane.cli.lab import Mode, Rate
+from bytelane.cli.needs import require_torch
 from bytelane.cli.options import Credit, JobFile, Json, Partition, Workers
 from bytelane.cli.output import print_json, progress_line
 from bytelane.lifetime import terminable
@@ -86,6 +89,7 @@ def bench(
     Examples: bytelane bench resnet50 --bytes 25MB --ratio 1 --workers 4 --rate 500Mbit;
     bytelane bench cnn --real --workers 2
     """
+    require_torch("training")
     from bytelane.api import find_job
     from bytelane.bench import Conditions, Experiment, everyone, scale_bytes
     from bytelane.errors import InputError
@@ -95,7 +99,7 @@ def bench(
 
     if real and total is not None:
         raise InputError("--bytes has no effect on a real model; leave it out")
-    what = str(job) if real else find_job(job)
+    what = job if real else find_job(job)
     if isinstance(what, Job) and total is not None:
         what = scale_bytes(what, parse_bytes(total))
     experiment = Experiment(
@@ -108,9 +112,11 @@ def bench(
         conditions=Conditions(jitter, slow_rank),
         drop=drop,
     )
+    lab = Lab(workers, rate, mode=mode)
+    if real:
+        _require_model(job)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # before the long work, in case that is not possible
-    lab = Lab(workers, rate, mode=mode)
     result = run_in(lab, experiment)
     if out is not None:
         save_pictures(result, out)
@@ -132,6 +138,15 @@ def _ours(policy: str, partition: str | None, credit: str | None) -> "list[Ours]
     if policy == "all" or "," in policy:
         raise InputError("--partition and --credit are those of one policy; name one, or give none")
     return [Ours(policy, choose_knobs(policy, partition, credit))]
+
+
+def _require_model(name: str) -> None:
+    """Build the model and train it for one step here, before every rank does so in a lab."""
+    from bytelane.bench.models import load_task, require_trainable
+    from bytelane.measure.taps import replaced
+
+    with replaced(sys, "path", [os.getcwd(), *sys.path]):  # as the ranks will have it
+        require_trainable(name, load_task(name))
 
 
 def run_in(lab: "Lab", experiment: "Experiment") -> "Result":

@@ -95,7 +95,7 @@ def _spread(cell: "Cell") -> str:
 
 
 def _remarks(result: "Result", experiment: "Experiment") -> list[str]:
-    from bytelane.units import format_bytes
+    from bytelane.units import NOISE, format_bytes
 
     lines = [""]
     for cell in result.cells:
@@ -109,6 +109,9 @@ def _remarks(result: "Result", experiment: "Experiment") -> list[str]:
     once = [c.contender.name for c in result.cells if 0 < len(c.times_s) < experiment.repetitions]
     if once:
         lines.append(f"not repeated, since far behind: {'; '.join(once)}")
+    below = [c.contender.name for c in result.cells if _is_below_bound(c, result.bound_s)]
+    if below:
+        lines.append(f"below the bound, which cannot be: {'; '.join(below)}: {NOISE}")
     if experiment.drop:
         lines.append(
             f"the links have lost {experiment.drop:.0%} of their rate after all had planned; "
@@ -119,6 +122,16 @@ def _remarks(result: "Result", experiment: "Experiment") -> list[str]:
     verdict = "noticed" if result.mutation_found else "did NOT notice"
     lines.append(f"the check of the weights {verdict} a piece that was put one element too far")
     return lines
+
+
+def _is_below_bound(cell: "Cell", bound_s: float | None) -> bool:
+    """Tell whether one that computes and communicates took less time than one of both alone."""
+    from bytelane.bench import CommunicationOnly, ComputeOnly
+
+    if bound_s is None or not cell.times_s:
+        return False
+    alone = isinstance(cell.contender, ComputeOnly | CommunicationOnly)
+    return not alone and round(cell.iteration_s / bound_s, 2) < 1
 
 
 def _best_ddp_s(result: "Result") -> float | None:

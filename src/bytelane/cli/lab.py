@@ -9,7 +9,7 @@ from bytelane.cli.options import Json
 from bytelane.lifetime import terminable
 
 if TYPE_CHECKING:
-    from bytelane.lab import Lab, Traffic
+    from bytelane.lab import Lab, Workload
 
 app = typer.Typer(
     help="A cluster on one machine, with links of a given rate.", no_args_is_help=True
@@ -118,7 +118,8 @@ def run(
     """
     from bytelane.cli import lab_output
     from bytelane.errors import InputError, LabTimeout
-    from bytelane.lab import Lab, load_schedule
+    from bytelane.lab import Lab, Traffic, load_schedule
+    from bytelane.lab.run import require_timeout
     from bytelane.units import parse_seconds
 
     if traffic is None and (
@@ -128,15 +129,19 @@ def run(
     if traffic_out:
         traffic_out.touch()  # before the long work, in case that is not possible
     steps = load_schedule(schedule, workers) if schedule else ()
-    timeout_s = parse_seconds(timeout) if timeout else None
-    with terminable(), Lab(workers, rate, priority=priority, mode=mode) as lab:
+    timeout_s = None if timeout is None else parse_seconds(timeout)
+    if timeout_s is not None:
+        require_timeout(timeout_s)
+    lab = Lab(workers, rate, priority=priority, mode=mode)
+    workload = None
+    if traffic is not None:
+        band, seed = traffic_band or "normal", 1 if traffic_seed is None else traffic_seed
+        workload = _workload(lab, traffic_sizes, load=traffic, band=band, seed=seed)
+    with terminable(), lab:
         lab_output.introduce(lab)
         if check is not False:
             lab_output.trust(lab.check(), refuse=check is True)
-        background = None
-        if traffic is not None:
-            band, seed = traffic_band or "normal", 1 if traffic_seed is None else traffic_seed
-            background = _start_traffic(lab, traffic_sizes, load=traffic, band=band, seed=seed)
+        background = None if workload is None else Traffic(lab, workload)
         try:
             code = lab.run(command, timeout_s=timeout_s, schedule=steps)
         except LabTimeout as error:
@@ -168,9 +173,11 @@ def check(
     from bytelane.cli import lab_output
     from bytelane.cli.output import print_json
     from bytelane.lab import Lab, sweep_rates
+    from bytelane.lab.check import require_measurable
     from bytelane.units import parse_rate
 
-    rates = [parse_rate(text) for text in ([rate] if rate else lab_output.SWEEP)]
+    require_measurable(seconds)
+    rates = [parse_rate(text) for text in (lab_output.SWEEP if rate is None else [rate])]
     with terminable(), Lab(workers, rates[0], priority=priority, mode=mode) as lab:
         found = sweep_rates(lab, rates, seconds)
         lab.set_rate(found[0][0].asked)
@@ -213,13 +220,20 @@ def traffic(
     """
     from bytelane.cli import lab_output
     from bytelane.cli.output import print_json
-    from bytelane.lab import Lab
+    from bytelane.errors import InputError
+    from bytelane.lab import Lab, Traffic
 
-    with terminable(), Lab(workers, rate, priority=priority, mode="namespace") as lab:
-        background = _start_traffic(
-            lab, sizes, load=load, flows_per_s=flows, seconds=seconds, band=band, seed=seed
+    lab = Lab(workers, rate, priority=priority, mode="namespace")
+    workload = _workload(
+        lab, sizes, load=load, flows_per_s=flows, seconds=seconds, band=band, seed=seed
+    )
+    if not 0 <= margin < seconds / 2:
+        raise InputError(
+            f"margins of {margin:g} s leave nothing of {seconds:g} s; use 0 or more, and less than "
+            "half of the time"
         )
-        report = background.wait(margin)
+    with terminable(), lab:
+        report = Traffic(lab, workload).wait(margin)
     if as_json:
         print_json(lab_output.traffic_document(report))
     else:
@@ -241,7 +255,8 @@ def clean(as_json: Json = False) -> None:
         lab_output.print_cleaning(found)
 
 
-def _start_traffic(lab: "Lab", sizes: Path | None, **options: Any) -> "Traffic":
+def _workload(lab: "Lab", sizes: Path | None, **options: Any) -> "Workload":
+    """Return the flows that are wanted, or refuse them, before the lab is built."""
     from bytelane.lab.sizes import WEB_SEARCH, load_sizes
 
-    return lab.traffic(sizes=load_sizes(sizes) if sizes else WEB_SEARCH, **options)
+    return lab.workload(sizes=WEB_SEARCH if sizes is None else load_sizes(sizes), **options)

@@ -3,11 +3,10 @@
 import io
 import os
 import sys
-from typing import Any
 
 import typer
 
-from bytelane import __version__
+from bytelane import __version__, interrupts
 from bytelane.cli import (
     bench,
     compare,
@@ -24,6 +23,7 @@ from bytelane.cli import (
     why,
     zoo,
 )
+from bytelane.cli.usage import UsageError, sentence, show_help
 from bytelane.errors import BytelaneError
 from bytelane.terminal import one_line, show
 
@@ -66,16 +66,31 @@ def _options(
 
 def main() -> None:
     """Run a verb. Bad input is one sentence and exit code 2, never a traceback."""
+    interrupts.give_up = _end_at_once
+    try:
+        _run()
+    finally:
+        interrupts.give_up = None
+
+
+def _run() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a name that the terminal cannot show
     try:
         try:
-            code = app(standalone_mode=False)
+            code = app(standalone_mode=False)  # which would print a box for what was mistyped
         finally:
             sys.stdout.flush()  # here, where a reader that has left can still be handled
         sys.exit(code)
+    except UsageError as error:
+        if show_help(error):
+            sys.exit(2)
+        sys.exit(_complain(sentence(error)))
     except BytelaneError as error:
         sys.exit(_complain(str(error)))
+    except MemoryError:
+        _complain("there is not enough memory for this")
+        sys.exit(1)
     except BrokenPipeError:
         # Python flushes once more at exit; let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -84,20 +99,13 @@ def main() -> None:
         sys.exit(_complain(f"{error.filename or 'output'}: {error.strerror}"))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
-    except Exception as error:
-        # Typer's own, told by its methods: which package its class comes from depends on the
-        # version. Its own printer would pass on whatever an argument holds.
-        if not hasattr(error, "format_message"):
-            raise
-        sys.exit(_explain_usage(error))
 
 
-def _explain_usage(error: Any) -> int:
-    if message := error.format_message():  # none: the help is printed already
-        if error.ctx is not None:
-            show(f"{error.ctx.get_usage()}\n", file=sys.stderr)
-        _complain(message)
-    return int(error.exit_code)
+def _end_at_once() -> None:
+    """End with what Ctrl-C ends with, where it cannot be raised."""
+    if sys.stderr.isatty():
+        os.write(sys.stderr.fileno(), b"\x1b[?25h")  # a progress bar has hidden the cursor
+    os._exit(130)
 
 
 def _complain(message: str) -> int:

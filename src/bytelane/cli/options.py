@@ -8,7 +8,6 @@ the keywords in :mod:`bytelane.api`.
 import functools
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -23,7 +22,7 @@ _cluster_option = functools.partial(typer.Option, rich_help_panel="Cluster")
 _policy_option = functools.partial(typer.Option, rich_help_panel="Policy")
 
 JobFile = Annotated[
-    Path,
+    str,  # a path would make a dot of nothing
     typer.Argument(
         help="A job file (.toml or .json), or a model of the zoo.",
         metavar="JOB",

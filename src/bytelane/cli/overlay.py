@@ -8,6 +8,7 @@ import typer
 from bytelane.cli.bench import run_in
 from bytelane.cli.bench_output import document, print_result, require_exact, save_pictures
 from bytelane.cli.lab import Mode, Rate
+from bytelane.cli.needs import require_torch
 from bytelane.cli.options import Credit, JobFile, Json, Partition, Policy, Workers
 from bytelane.cli.output import print_json
 from bytelane.terminal import show
@@ -35,6 +36,7 @@ def overlay(
 
     Example: bytelane overlay examples/vgg16-small.toml --partition 512KiB
     """
+    require_torch("training")
     from bytelane.api import choose_knobs, find_job
     from bytelane.bench import CommunicationOnly, ComputeOnly, Experiment, Ours
     from bytelane.core import Knobs
@@ -49,8 +51,8 @@ def overlay(
         iterations=iterations,
         repetitions=1,
     )
-    out.mkdir(parents=True, exist_ok=True)  # before the long work, in case that is not possible
     lab = Lab(workers, rate, mode=mode)
+    out.mkdir(parents=True, exist_ok=True)  # before the long work, in case that is not possible
     result = run_in(lab, experiment)
     save_pictures(result, out)
     if as_json:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bytelane.cli.needs import require_torch
 from bytelane.cli.options import Json
 from bytelane.cli.output import count, print_json, print_table
-from bytelane.errors import JobFileError, MissingExtra
+from bytelane.cli.scripts import require_script
+from bytelane.errors import JobFileError
 from bytelane.terminal import one_line, relay, show
 
 if TYPE_CHECKING:
@@ -51,12 +53,9 @@ def profile(
 
     path = out or Path(f"{script.stem}.toml")
     _require_writable(path)
-    try:
-        from bytelane.measure.script import ScriptFailed, profile_script
-    except ImportError:
-        raise MissingExtra(
-            "profiling needs PyTorch; install it with: pip install 'bytelane[torch]'"
-        ) from None
+    require_torch("profiling")
+    require_script(script)
+    from bytelane.measure.script import ScriptFailed, profile_script
 
     # What the script prints must not end up in our JSON.
     elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bytelane.cli.needs import require_torch
 from bytelane.cli.options import Json
 from bytelane.cli.output import print_json, print_table
-from bytelane.errors import InputError, MissingExtra
+from bytelane.errors import InputError
 from bytelane.terminal import show
+from bytelane.values import shown
 
 if TYPE_CHECKING:
     from bytelane.cluster import Link
@@ -51,12 +53,7 @@ def profile_network(
         raise InputError(f"a network needs two ends; {HOW}")
     if workers is not None and inside:
         raise InputError("torchrun has started the workers already; leave --workers out")
-    try:
-        import torch.distributed  # noqa: F401
-    except ImportError:
-        raise MissingExtra(
-            "measuring needs PyTorch; install it with: pip install 'bytelane[torch]'"
-        ) from None
+    require_torch("measuring")
     found = _among_ranks(budget_s) if workers is None else _locally(workers, bandwidth, budget_s)
     if found is None:
         return
@@ -72,6 +69,7 @@ def _among_ranks(budget_s: float) -> "NetworkProfile | None":
 
     from bytelane.measure.network import profile_network
 
+    _require_torchrun()
     if int(os.environ["WORLD_SIZE"]) < 2:
         raise InputError(f"one worker has no network to measure; {HOW}")
     dist.init_process_group("gloo")
@@ -82,6 +80,15 @@ def _among_ranks(budget_s: float) -> "NetworkProfile | None":
         return found if dist.get_rank() == 0 else None
     finally:
         dist.destroy_process_group()
+
+
+def _require_torchrun() -> None:
+    """Refuse variables that torchrun has not set, or not so."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        value = os.environ.get(name)
+        if not value or not (value.isdecimal() or name == "MASTER_ADDR"):
+            said = "is not set" if value is None else f"is {shown(value)}"
+            raise InputError(f"{name} {said} in the environment, where torchrun sets it; {HOW}")
 
 
 def _locally(workers: int, bandwidth: str | None, budget_s: float) -> "NetworkProfile":

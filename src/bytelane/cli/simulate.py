@@ -103,13 +103,16 @@ def summary(found: "Simulation", knobs: "Knobs") -> dict[str, Any]:
 
 
 def _print_text(found: "Simulation") -> None:
-    from bytelane.units import format_bytes, format_seconds
+    from bytelane.units import NOISE, format_bytes, format_seconds, is_below
 
     job, window = found.job, found.schedule.window
     pieces = f"{count(found.operations, 'piece')} an iteration"
     if window.credit_bytes is not None:
         pieces += f", a piece starts below {format_bytes(window.credit_bytes)} in flight"
     over = max(0.0, found.iteration_s / found.bound_s - 1) if found.bound_s else 0.0
+    above = f"{over:.1%} above it"
+    if is_below(found.iteration_s, found.bound_s):
+        above = f"an iteration takes less: {NOISE}"
     size, tensors = format_bytes(job.total_bytes), count(len(job.tensors), "tensor")
     show(f"{one_line(job.name)}: {size} in {tensors}")
     show(f"on {count(found.cluster.workers, 'worker')}, {found.cluster.link}")
@@ -119,5 +122,5 @@ def _print_text(found: "Simulation") -> None:
     computing, link = idle_in_words(found)
     show(f"  compute        {format_seconds(found.compute_s):>10}   ({computing})")
     show(f"  communication  {format_seconds(found.communication_s):>10}   (the link is {link})")
-    show(f"  bound          {format_seconds(found.bound_s):>10}   ({over:.1%} above it)")
+    show(f"  bound          {format_seconds(found.bound_s):>10}   ({above})")
     show(f"  optimum        {format_seconds(found.optimal_s):>10}")

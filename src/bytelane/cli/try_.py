@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bytelane.cli.needs import require_torch
 from bytelane.cli.options import Credit, Fusion, Json, Partition
 from bytelane.cli.output import print_json, progress_line
-from bytelane.errors import InputError, MissingExtra, TrainingError
+from bytelane.cli.scripts import require_not_prepared, require_script
+from bytelane.errors import InputError, TrainingError
 from bytelane.lifetime import terminable
 from bytelane.terminal import relay, show
 
@@ -138,12 +140,10 @@ def _make_trial(
     from bytelane.api import choose_knobs
     from bytelane.units import parse_bytes, parse_seconds
 
-    try:
-        from bytelane.tryout import Trial
-    except ImportError:
-        raise MissingExtra(
-            "training needs PyTorch; install it with: pip install 'bytelane[torch]'"
-        ) from None
+    require_torch("training")
+    require_not_prepared(script, require_script(script))
+    from bytelane.tryout import Trial
+
     given = {name: value for name, value in knobs.items() if value not in (None, AUTO)}
     if "policy" in given:
         choose_knobs(**given)  # refuses what is wrong now, and not after the first runs

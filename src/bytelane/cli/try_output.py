@@ -45,12 +45,17 @@ def _row(cell: "Cell", outcome: "Outcome") -> tuple[str, ...]:
 
 
 def _verdict(outcome: "Outcome") -> Iterator[str]:
+    from bytelane.units import NOISE
+
     best, speedup = outcome.best_ddp, outcome.speedup
     faster = f"{speedup:.2f}x faster" if speedup >= 1 else f"{1 / speedup:.2f}x SLOWER"
+    compared = f"{faster} than" if f"{speedup:.2f}" != "1.00" else "as fast as"
     most = best.iteration_s / outcome.bound_s
-    yield f"Bytelane is {faster} than {best.arm.name}; at the bound it would be {most:.2f}x"
-    if most < 1:
+    yield f"Bytelane is {compared} {best.arm.name}; at the bound it would be {most:.2f}x"
+    if round(most, 2) < 1:
         yield f"which cannot be: the machine was disturbed while {best.arm.name} was not running"
+    elif round(speedup, 2) > round(most, 2):
+        yield f"Bytelane was measured to be below the bound, which cannot be: {NOISE}"
     if outcome.trial.repetitions > 1 and not outcome.is_clear:
         yield "not every repetition agrees: the difference is not clear of the noise"
     if not all(cell.is_quiet for cell in outcome.cells):

@@ -32,8 +32,12 @@ def zoo(
 
     if name is not None:
         path = out or Path(f"{name}.toml")
-        save(models.make(name, accelerator=accelerator, batch=batch), path)
-        show(f"wrote {path}")
+        job = models.make(name, accelerator=accelerator, batch=batch)
+        save(job, path)
+        if as_json:
+            print_json({"job": job.name, "total_bytes": job.total_bytes, "job_file": str(path)})
+        else:
+            show(f"wrote {path}")
         return
     if out is not None or accelerator is not None or batch is not None:
         raise InputError("out, accelerator and batch go with the name of a model")

@@ -3,15 +3,20 @@
 With servers the workers synchronise through them (push, then pull), without by all-reduce.
 """
 
-import math
 from typing import Literal
 
 import msgspec
 
 from bytelane.errors import InputError
-from bytelane.units import format_rate, format_seconds
+from bytelane.units import FASTEST_RATE, LONGEST_S, SLOWEST_RATE, format_rate, format_seconds
+from bytelane.values import as_number, as_whole, require_flag, require_number, shown
 
 Sync = Literal["allreduce", "ps"]
+
+# More than any cluster that trains; every one is a row in what is printed.
+MOST_HOSTS = 100_000
+# How many times as long one worker may compute as another.
+LARGEST_FACTOR = 1e6
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -32,15 +37,14 @@ class Link(msgspec.Struct, frozen=True):
     floor_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.rate) and self.rate > 0):
+        rate = as_number(self.rate, "rate")
+        if not SLOWEST_RATE <= rate <= FASTEST_RATE:
             raise InputError(
-                f"a link of {format_rate(self.rate)} cannot carry anything; "
-                "its rate must be finite and above 0"
+                f"a link of {format_rate(rate)} cannot carry anything; its rate must be "
+                f"{format_rate(SLOWEST_RATE)} to {format_rate(FASTEST_RATE)}"
             )
         for field in ("overhead_s", "latency_s", "floor_s"):
-            seconds = getattr(self, field)
-            if not (math.isfinite(seconds) and seconds >= 0):
-                raise InputError(f"{field} is {seconds}; a time must be finite and not negative")
+            require_number(getattr(self, field), field, 0, LONGEST_S)
 
     def __str__(self) -> str:
         floor = f", floor {format_seconds(self.floor_s)}" if self.floor_s else ""
@@ -66,12 +70,18 @@ class Cluster(msgspec.Struct, frozen=True):
     on one direction and pulls on the other, as if the replies that a host sends cost nothing."""
 
     def __post_init__(self) -> None:
+        for field in ("workers", "servers"):
+            if as_whole(getattr(self, field), field) > MOST_HOSTS:
+                count = shown(getattr(self, field))
+                raise InputError(f"{count} {field} are too many; at most {MOST_HOSTS:,} will do")
+        for field in ("colocated", "shared_link"):
+            require_flag(getattr(self, field), field)
         if self.workers < 1:
             raise InputError(
-                f"a cluster of {self.workers} workers cannot train; it needs 1 or more"
+                f"a cluster of {shown(self.workers)} workers cannot train; it needs 1 or more"
             )
         if self.servers < 0:
-            raise InputError(f"{self.servers} servers are not possible; 0 means all-reduce")
+            raise InputError(f"{shown(self.servers)} servers are not possible; 0 means all-reduce")
         if self.servers and self.colocated and self.servers != self.workers:
             raise InputError(
                 f"{self.servers} servers cannot each share a host with one of {self.workers} "
@@ -87,8 +97,11 @@ class Cluster(msgspec.Struct, frozen=True):
                 f"{len(self.compute_factors)} compute factors for {self.workers} workers"
             )
         for factor in self.compute_factors:
-            if not (math.isfinite(factor) and factor > 0):
-                raise InputError(f"a compute factor of {factor} is not possible; use more than 0")
+            if not 0 < as_number(factor, "a compute factor") <= LARGEST_FACTOR:
+                raise InputError(
+                    f"a compute factor of {factor} is not possible; use more than 0 and at most "
+                    f"{LARGEST_FACTOR:,.0f}"
+                )
 
     @property
     def sync(self) -> Sync:

@@ -4,6 +4,7 @@ import msgspec
 
 from bytelane.core.kernel import NO_LIMIT
 from bytelane.errors import InputError
+from bytelane.values import as_whole, shown
 
 
 class Knobs(msgspec.Struct, frozen=True):
@@ -22,8 +23,10 @@ class Knobs(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
             value = getattr(self, field)
-            if value is not None and not 1 <= value <= NO_LIMIT:
-                raise InputError(f"{field} is {value}; it must be 1 or more, and fit in 64 bits")
+            if value is not None and not 1 <= as_whole(value, field) <= NO_LIMIT:
+                raise InputError(
+                    f"{field} is {shown(value)}; it must be 1 or more, and fit in 64 bits"
+                )
 
 
 class CreditWindow(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from bytelane.core.policy import Policy, Stage
 from bytelane.core.task import Pieces, SubTask, label
 from bytelane.errors import InputError
 from bytelane.job import Job
+from bytelane.values import as_whole, shown
 
 FORMAT = 3
 # A lane costs every host a connection to every other, and threads.
@@ -174,8 +175,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
 def require_lanes(count: int) -> None:
     """Refuse a number of lanes that no plan can have."""
-    if not 1 <= count <= MOST_LANES:
-        raise InputError(f"{count} lanes are not possible; use 1 to {MOST_LANES}")
+    if not 1 <= as_whole(count, "lanes") <= MOST_LANES:
+        raise InputError(f"{shown(count)} lanes are not possible; use 1 to {MOST_LANES}")
 
 
 def require_plannable(policy: Policy) -> None:

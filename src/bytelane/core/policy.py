@@ -4,7 +4,6 @@ A function from a job, a cluster and the knobs makes it. A function of your own 
 put ``@register("name")`` on it and every engine and command knows it. The kernel never calls back.
 """
 
-import difflib
 from collections.abc import Callable
 
 import msgspec
@@ -15,6 +14,7 @@ from bytelane.core.knobs import CreditWindow, Knobs
 from bytelane.core.task import Pieces, group_pieces, partition, unit_pieces
 from bytelane.errors import InputError, UnknownPolicy
 from bytelane.job import Job
+from bytelane.values import nearest, shown
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -127,10 +127,11 @@ def policy_names() -> tuple[str, ...]:
 
 def policy_entry(name: str) -> Entry:
     """Return what is known of the policy of that name."""
+    if not isinstance(name, str):
+        raise UnknownPolicy(f"policy is {shown(name)}; it must be the name of one")
     if name not in _registry:
-        near = difflib.get_close_matches(name, _registry, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UnknownPolicy(f"there is no policy {name!r}{hint} (there are {', '.join(_registry)})")
+        hint, names = nearest(name, _registry), ", ".join(_registry)
+        raise UnknownPolicy(f"there is no policy {shown(name)}{hint} (there are {names})")
     return _registry[name]
 
 

@@ -10,6 +10,9 @@ from bytelane.core.kernel import Ints
 from bytelane.errors import InputError
 from bytelane.units import format_bytes
 
+# As many as the compiled simulator handles in about a second, in which nothing can interrupt it.
+MOST_PIECES = 1_000_000
+
 
 class SubTask(msgspec.Struct, frozen=True, order=True):
     """Bytes ``start`` to ``stop`` of a tensor."""
@@ -70,11 +73,13 @@ def partition(tensor_bytes: Ints | Sequence[int], part_bytes: int | None) -> Pie
     """Cut every tensor into parts of this size, the remainder last; None keeps them whole."""
     whole = np.asarray(tensor_bytes, dtype=np.int64)
     if part_bytes is None:
+        _require_few(whole.size, "whole tensors")
         numbers = np.arange(whole.size, dtype=np.int64)
         return Pieces(numbers, numbers, np.zeros_like(whole), whole)
     if part_bytes < 1:
         raise InputError(f"a part of {part_bytes} bytes cannot hold anything; use 1 or more")
     counts = -(-whole // part_bytes)
+    _require_few(sum(counts.tolist()), f"parts of {format_bytes(part_bytes)}")
     tensor = np.arange(whole.size, dtype=np.int64).repeat(counts)
     number = np.arange(tensor.size, dtype=np.int64)
     first = counts.cumsum() - counts
@@ -101,6 +106,7 @@ def unit_pieces(
     ends = np.asarray(tensor_bytes, dtype=np.int64)[in_order].cumsum()
     if not ends.size:
         return Pieces(*(np.zeros(0, dtype=np.int64) for _ in Pieces._fields))
+    _require_few(int(ends[-1]) // unit_bytes + ends.size, f"units of {format_bytes(unit_bytes)}")
     units = _unit_begins(int(ends[-1]), unit_bytes, first_bytes)
     cuts = np.union1d(ends, units)
     begin, end = cuts[:-1], cuts[1:]
@@ -108,6 +114,14 @@ def unit_pieces(
     zero = np.concatenate([[0], ends])[place]
     operation = np.searchsorted(units, begin, side="right") - 1
     return Pieces(operation, in_order[place], begin - zero, end - zero)
+
+
+def _require_few(pieces: int, what: str) -> None:
+    if pieces > MOST_PIECES:
+        raise InputError(
+            f"{what} make {pieces:,} pieces of an iteration; at most {MOST_PIECES:,} are possible, "
+            "so use larger ones"
+        )
 
 
 def _unit_begins(total: int, full: int, size: int) -> Ints:
@@ -122,6 +136,7 @@ def _unit_begins(total: int, full: int, size: int) -> Ints:
 
 def group_pieces(tensor_bytes: Ints | Sequence[int], groups: Sequence[int]) -> Pieces:
     """Send whole tensors with the same group number together; groups are numbered without gaps."""
+    _require_few(len(groups), "whole tensors")
     number = np.asarray(groups, dtype=np.int64)
     if number.size and not np.array_equal(np.unique(number), np.arange(number.max() + 1)):
         raise InputError(f"groups must be numbered 0, 1, 2... without gaps, not {list(groups)}")

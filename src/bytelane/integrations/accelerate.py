@@ -4,12 +4,11 @@ import weakref
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
-
 import bytelane
 from bytelane.errors import MissingExtra, NotSupported
 
 try:
+    import torch
     from accelerate import Accelerator, DistributedDataParallelKwargs
     from accelerate.optimizer import AcceleratedOptimizer
     from accelerate.utils import DDPCommunicationHookType

@@ -4,14 +4,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 import bytelane
 from bytelane.errors import MissingExtra, NotSupported
-from bytelane.measure.taps import replaced
-from bytelane.runtime.torch.support import is_separable
 
 try:
+    import torch
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.strategies import DDPStrategy
     from lightning.pytorch.trainer.states import TrainerFn
@@ -19,6 +16,9 @@ except ImportError:
     raise MissingExtra(
         "this needs Lightning; install it with: pip install 'bytelane[lightning]'"
     ) from None
+
+from bytelane.measure.taps import replaced
+from bytelane.runtime.torch.support import is_separable
 
 # What DDPStrategy can be told beside what concerns DistributedDataParallel itself.
 SHARED = {

@@ -6,14 +6,14 @@ only seconds and tensors. Every complaint names the file and the field.
 
 import json
 import math
-import tomllib
 from pathlib import Path
 
 import msgspec
 
 from bytelane.errors import InputError, JobFileError
+from bytelane.files import parse_toml, read_text
 from bytelane.job.job import Job, Layer, Tensor
-from bytelane.units import parse_bytes, parse_seconds
+from bytelane.units import LONGEST_S, parse_bytes, parse_seconds
 
 
 class _LayerEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -45,14 +45,6 @@ def load(path: str | Path) -> Job:
         return _to_job(_parse(path))
     except JobFileError:
         raise
-    except FileNotFoundError:
-        raise JobFileError(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise JobFileError(f"{path}: cannot be read ({error.strerror})") from None
-    except tomllib.TOMLDecodeError as error:
-        raise JobFileError(f"{path}: not valid TOML: {error}") from None
-    except UnicodeDecodeError:
-        raise JobFileError(f"{path}: not a text file") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise JobFileError(f"{path}: not valid JSON: {error.msg} (at {where})") from None
@@ -61,6 +53,9 @@ def load(path: str | Path) -> Job:
     except RecursionError:
         raise JobFileError(f"{path}: is nested too deeply to be a job") from None
     except InputError as error:
+        text = str(error)  # what cannot be read is named already
+        raise JobFileError(text if text.startswith(f"{path}: ") else f"{path}: {text}") from None
+    except ValueError as error:  # a number of more digits than Python reads
         raise JobFileError(f"{path}: {error}") from None
 
 
@@ -79,11 +74,11 @@ def save(job: Job, path: str | Path) -> None:
 def _parse(path: Path) -> _JobFile:
     if path.suffix not in (".json", ".toml"):
         raise JobFileError(f"{path}: a job file ends in .toml or .json")
-    text = path.read_text(encoding="utf-8-sig")
+    text = read_text(path)
     if not text.strip():
         raise JobFileError(f"{path}: the file is empty")
     if path.suffix == ".toml":
-        return msgspec.convert(tomllib.loads(text), _JobFile)
+        return msgspec.convert(parse_toml(text), _JobFile)
     try:
         return msgspec.json.decode(text, type=_JobFile)
     except msgspec.ValidationError:
@@ -147,6 +142,8 @@ def _seconds(value: float | str, where: str) -> float:
         raise InputError(f"{where}: {error}") from None
     if not (math.isfinite(seconds) and seconds >= 0):
         raise InputError(f"{where}: is {value}; a time must be finite and not negative")
+    if seconds > LONGEST_S:
+        raise InputError(f"{where}: is {value}; a time must be at most {LONGEST_S:g} s")
     return seconds
 
 

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bytelane.errors import InputError
+from bytelane.units import LONGEST_S
+from bytelane.values import as_whole, require_number, shown
 
 LARGEST_TENSOR = 2**50
 
@@ -30,7 +32,7 @@ class Layer(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         for field in ("forward_s", "backward_s", "update_s"):
-            _require_time(getattr(self, field), f"{field} of layer {self.name!r}")
+            require_number(getattr(self, field), f"{field} of layer {self.name!r}", 0, LONGEST_S)
 
     @property
     def compute_s(self) -> float:
@@ -45,8 +47,9 @@ class Tensor(msgspec.Struct, frozen=True):
     layers: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bytes <= LARGEST_TENSOR:
-            raise InputError(f"tensor {self.name!r} has {self.bytes} bytes; 1 to 2**50 will do")
+        if not 1 <= as_whole(self.bytes, f"bytes of tensor {self.name!r}") <= LARGEST_TENSOR:
+            size = shown(self.bytes)
+            raise InputError(f"tensor {self.name!r} has {size} bytes; 1 to 2**50 will do")
         if not self.layers:
             raise InputError(f"tensor {self.name!r} is used by no layer")
         if any(a >= b for a, b in zip(self.layers, self.layers[1:], strict=False)):
@@ -86,7 +89,7 @@ class Job(msgspec.Struct, frozen=True, dict=True):
     outside_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_time(self.outside_s, "outside_s")
+        require_number(self.outside_s, "outside_s", 0, LONGEST_S)
         if not self.layers:
             raise InputError(f"job {self.name!r} has no layers; it needs at least one")
         last = len(self.layers) - 1
@@ -134,8 +137,3 @@ class Job(msgspec.Struct, frozen=True, dict=True):
     def compute_s(self) -> float:
         """What an iteration takes when nothing has to be communicated."""
         return math.fsum(layer.compute_s for layer in self.layers) + self.outside_s
-
-
-def _require_time(seconds: float, what: str) -> None:
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise InputError(f"{what} is {seconds}; a time must be finite and not negative")

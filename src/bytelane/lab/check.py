@@ -12,6 +12,7 @@ from bytelane.lab.agents import Agents
 from bytelane.lab.bulk import Flow, Samples
 from bytelane.lab.links import LEAST_BUCKET_BYTES, TOS
 from bytelane.lab.messages import Mode
+from bytelane.values import as_number
 
 if TYPE_CHECKING:
     from bytelane.lab.lab import Lab
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 GOODPUT = {"namespace": 1448 / 1514, "pacing": 1.0}
 TOLERANCE = 0.06
 SECONDS = 1.0
+MOST_S = 3600
 # A bucket is full at first, and TCP must find its rate.
 WARM_UP_S = 0.4
 
@@ -97,10 +99,17 @@ def check_priority(lab: "Lab", seconds: float = SECONDS) -> list[Share]:
     return shares
 
 
+def require_measurable(seconds: float) -> None:
+    """Refuse a time that is no time, or longer than anyone measures."""
+    if not 0 < as_number(seconds, "seconds") <= MOST_S:
+        raise InputError(
+            f"{seconds} seconds cannot be measured; use more than 0 and at most {MOST_S:,}"
+        )
+
+
 def measure(lab: "Lab", flows: Sequence[Flow], seconds: float) -> list[float]:
     """Return the bytes per second of each flow while all of them are busy."""
-    if not 0 < seconds < float("inf"):
-        raise InputError(f"{seconds} seconds cannot be measured; use more than 0")
+    require_measurable(seconds)
     try:
         agents = Agents(lab, "bulk", json.dumps(flows))
         time.sleep(max(WARM_UP_S, 2 * LEAST_BUCKET_BYTES / min(lab.rates)))

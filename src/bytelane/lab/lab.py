@@ -14,15 +14,18 @@ from bytelane.lab.control import Control
 from bytelane.lab.environment import rank_environment
 from bytelane.lab.links import DEVICE, MOST_HOSTS, Band, Priority, address
 from bytelane.lab.messages import Blueprint, Mode, SetRate, Start
-from bytelane.lab.run import Output, Run, print_line
+from bytelane.lab.run import Output, Run, print_line, require_timeout
 from bytelane.lab.schedule import Step, following
 from bytelane.lab.sizes import WEB_SEARCH, Sizes
 from bytelane.lab.traffic import Traffic
 from bytelane.lab.workload import Workload
 from bytelane.units import format_rate, parse_rate
+from bytelane.values import as_number, as_whole, shown
 
 # Slower, and a bucket that holds one packet of 64 KiB would be more than a second.
 LEAST_RATE = parse_rate("500kbit")
+# Faster than any machine copies, and no bucket overflows tc's 32 bits.
+MOST_RATE = parse_rate("1000Gbit")
 GRACE_S = 5.0
 FIRST_PORT = 29500
 
@@ -48,8 +51,8 @@ class Lab:
         priority: Priority | None = None,
         mode: Mode | Literal["auto"] = "auto",
     ) -> None:
-        if not 2 <= workers <= MOST_HOSTS:
-            raise InputError(f"{workers} workers are not possible; use 2 to {MOST_HOSTS}")
+        if not 2 <= as_whole(workers, "workers") <= MOST_HOSTS:
+            raise InputError(f"{shown(workers)} workers are not possible; use 2 to {MOST_HOSTS}")
         if mode not in ("auto", *get_args(Mode)):
             raise InputError(f"mode {mode!r} is not one of auto, namespace, pacing")
         if priority not in (None, *get_args(Priority)):
@@ -163,6 +166,8 @@ class Lab:
         schedule: Sequence[Step] = (),
     ) -> int:
         """Run a command in every host to its end; return the exit code of the first that failed."""
+        if timeout_s is not None:
+            require_timeout(timeout_s)
         with following(schedule, self.set_rate):
             run = self.start(command, environment=environment, output=output, grace_s=grace_s)
             return run.wait(timeout_s)
@@ -189,12 +194,33 @@ class Lab:
 
         How many is given either as ``load``, a share of a link's rate, or per second and host.
         """
+        flows = self.workload(
+            load, flows_per_s=flows_per_s, sizes=sizes, band=band, seconds=seconds, seed=seed
+        )
+        return Traffic(self, flows)
+
+    def workload(
+        self,
+        load: float | None = None,
+        *,
+        flows_per_s: float | None = None,
+        sizes: Sizes = WEB_SEARCH,
+        band: Band = "normal",
+        seconds: float | None = None,
+        seed: int = 1,
+    ) -> Workload:
+        """Return the flows that :meth:`traffic` would start; the lab need not be open."""
         if (load is None) == (flows_per_s is None):
             raise InputError("traffic needs either a load or flows per second")
         if flows_per_s is None:
-            assert load is not None
-            flows_per_s = load * min(self.rates) / sizes.mean_bytes
-        return Traffic(self, Workload(flows_per_s, sizes, band, seconds, seed))
+            share = as_number(load, "load")
+            if not 0 < share <= 1:
+                raise InputError(
+                    f"a load of {load} is not possible: it is a share of a link's rate, above 0 "
+                    "and at most 1"
+                )
+            flows_per_s = share * min(self.rates) / max(sizes.mean_bytes, 1.0)
+        return Workload(flows_per_s, sizes, band, seconds, seed)
 
     def _opened(self) -> Control:
         if self._control is None:
@@ -212,11 +238,11 @@ class Lab:
 
 
 def _bytes_per_second(rate: str | float) -> float:
-    number = parse_rate(rate) if isinstance(rate, str) else float(rate)
-    if not LEAST_RATE <= number < float("inf"):
+    number = parse_rate(rate) if isinstance(rate, str) else as_number(rate, "rate")
+    if not LEAST_RATE <= number <= MOST_RATE:
         raise InputError(
             f"a link of {format_rate(number)} is not possible; "
-            f"use {format_rate(LEAST_RATE)} or more"
+            f"use {format_rate(LEAST_RATE)} or more, up to {format_rate(MOST_RATE)}"
         )
     return number
 

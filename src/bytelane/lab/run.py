@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from bytelane.errors import LabError, LabTimeout
+from bytelane.errors import InputError, LabError, LabTimeout
 from bytelane.lab.control import Control
 from bytelane.lab.lines import Lines
 from bytelane.lab.messages import Signal, Start
 from bytelane.terminal import relay
+from bytelane.units import LONGEST_S
+from bytelane.values import as_number
 
 Stream = Literal["out", "err"]
 Output = Callable[[int, Stream, str], None]
@@ -28,6 +30,15 @@ def print_line(rank: int, stream: Stream, line: str) -> None:
     """Print a line of a rank where it belongs, with the rank in front."""
     file = sys.stdout if stream == "out" else sys.stderr
     relay(f"[{rank}] {line}\n", file=file)  # in one go: others print too
+
+
+def require_timeout(seconds: float) -> None:
+    """Refuse a time in which nothing can end, or that no clock counts to."""
+    if not 0 < as_number(seconds, "timeout") <= LONGEST_S:
+        raise InputError(
+            f"a timeout of {seconds:g} s is not possible; use more than 0 and at most "
+            f"{LONGEST_S:g} s"
+        )
 
 
 class Run:

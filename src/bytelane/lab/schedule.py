@@ -1,10 +1,9 @@
 """Rates that change while a command runs, read from a file."""
 
 import csv
-import math
+import io
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,9 @@ from typing import Any
 import msgspec
 
 from bytelane.errors import InputError
-from bytelane.units import parse_rate
+from bytelane.files import parse_toml, read_text
+from bytelane.units import LONGEST_S, parse_rate
+from bytelane.values import as_number, shown
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -26,8 +27,11 @@ class Step(msgspec.Struct, frozen=True):
     """None: all."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.at_s) and self.at_s >= 0):
-            raise InputError(f"at_s is {self.at_s}; a step must be at 0 seconds or later")
+        if not 0 <= as_number(self.at_s, "at_s") <= LONGEST_S:
+            raise InputError(
+                f"at_s is {self.at_s}; a step must be at 0 seconds or later, and at "
+                f"{LONGEST_S:g} seconds at the latest"
+            )
 
 
 def load_schedule(path: Path, hosts: int) -> tuple[Step, ...]:
@@ -36,9 +40,10 @@ def load_schedule(path: Path, hosts: int) -> tuple[Step, ...]:
     TOML: ``[[step]]`` with ``at_s``, ``rate`` and perhaps ``host``. CSV: a line with those names,
     then one line a step; an empty host means all.
     """
+    text = read_text(path)
     try:
-        rows = _read_toml(path) if path.suffix == ".toml" else _read_csv(path)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, csv.Error) as error:
+        rows = _read_toml(text) if path.suffix == ".toml" else _read_csv(text)
+    except (InputError, csv.Error) as error:
         raise InputError(f"{path}: {error}") from None
     if not rows:
         raise InputError(f"{path}: no steps; each needs at_s and rate, and may name a host")
@@ -76,20 +81,21 @@ def following(
         raise failures[0]
 
 
-def _read_toml(path: Path) -> list[dict[str, Any]]:
-    document = tomllib.loads(path.read_text())
+def _read_toml(text: str) -> list[dict[str, Any]]:
+    document = parse_toml(text)
     steps = document.pop("step", [])
     if document or not isinstance(steps, list) or not all(isinstance(s, dict) for s in steps):
-        raise InputError(f"{path}: a schedule holds [[step]] tables and nothing else")
+        raise InputError("a schedule holds [[step]] tables and nothing else")
     return steps
 
 
-def _read_csv(path: Path) -> list[dict[str, Any]]:
-    with path.open(newline="") as file:
-        return [
-            {str(name).strip(): str(text).strip() for name, text in row.items() if text}
-            for row in csv.DictReader(file, restkey="one too many", strict=True)
-        ]
+def _read_csv(text: str) -> list[dict[str, Any]]:
+    return [
+        {str(name).strip(): str(cell).strip() for name, cell in row.items() if cell}
+        for row in csv.DictReader(
+            io.StringIO(text, newline=""), restkey="one too many", strict=True
+        )
+    ]
 
 
 def _step(path: Path, number: int, row: dict[str, Any], hosts: int) -> Step:
@@ -103,8 +109,10 @@ def _step(path: Path, number: int, row: dict[str, Any], hosts: int) -> Step:
     host = row.get("host", "")
     try:
         step = Step(float(row["at_s"]), parse_rate(row["rate"]), None if host == "" else int(host))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"{where}: {error}") from None
     if step.host is not None and not 0 <= step.host < hosts:
-        raise InputError(f"{where}: there is no host {step.host}; hosts are 0 to {hosts - 1}")
+        raise InputError(
+            f"{where}: there is no host {shown(step.host)}; hosts are 0 to {hosts - 1}"
+        )
     return step

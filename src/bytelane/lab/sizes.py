@@ -2,12 +2,14 @@
 
 import bisect
 import csv
+import io
 import math
 from pathlib import Path
 
 import msgspec
 
 from bytelane.errors import InputError
+from bytelane.files import read_text
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -62,10 +64,10 @@ WEB_SEARCH = Sizes(
 
 def load_sizes(path: Path) -> Sizes:
     """Read a CSV file: bytes and cumulative probability a line, perhaps under a line of names."""
+    text = io.StringIO(read_text(path), newline="")
     try:
-        with path.open(newline="") as file:
-            rows = list(enumerate(csv.reader(file, strict=True), start=1))
-    except (UnicodeDecodeError, csv.Error) as error:
+        rows = list(enumerate(csv.reader(text, strict=True), start=1))
+    except csv.Error as error:
         raise InputError(f"{path}: {error}") from None
     has_names = bool(rows) and not any(map(_is_number, rows[0][1]))
     points = [_point(path, number, row) for number, row in rows[has_names:] if row]

@@ -1,6 +1,5 @@
 """Which flows the hosts begin, and when: a pure function of the seed."""
 
-import math
 import random
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -10,7 +9,11 @@ import msgspec
 from bytelane.errors import InputError
 from bytelane.lab.links import TOS, Band
 from bytelane.lab.sizes import Sizes
+from bytelane.values import as_number
 
+# A host opens a connection for each.
+MOST_FLOWS_PER_S = 10_000
+MOST_S = 86_400
 # How long flows may go on after the last has begun.
 DRAIN_S = 10.0
 
@@ -43,14 +46,18 @@ class Workload(msgspec.Struct, frozen=True):
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.flows_per_s) and self.flows_per_s > 0):
+        if not 0 < as_number(self.flows_per_s, "flows_per_s") <= MOST_FLOWS_PER_S:
             raise InputError(
-                f"{self.flows_per_s} flows per second are not possible; use more than 0"
+                f"{self.flows_per_s:g} flows per second are not possible; use more than 0 and at "
+                f"most {MOST_FLOWS_PER_S:,}"
             )
         if self.band not in TOS:
             raise InputError(f"band {self.band!r} is not one of {', '.join(TOS)}")
-        if self.seconds is not None and not (math.isfinite(self.seconds) and self.seconds > 0):
-            raise InputError(f"{self.seconds} seconds of traffic are not possible; use more than 0")
+        if self.seconds is not None and not 0 < as_number(self.seconds, "seconds") <= MOST_S:
+            raise InputError(
+                f"{self.seconds} seconds of traffic are not possible; use more than 0 and at most "
+                f"{MOST_S:,}"
+            )
 
     def arrivals(self, host: int, hosts: int) -> Iterator[Arrival]:
         """Yield what one of the hosts begins, in the order of time."""

@@ -16,10 +16,12 @@ from bytelane.measure.observe import Observer
 from bytelane.measure.preserve import preserved
 from bytelane.measure.record import Clock, Recorder
 from bytelane.measure.result import Profile, TensorUse, make_profile
+from bytelane.values import as_whole, require_whole
 
 Loss = Callable[..., torch.Tensor]
 # At a quarter of a microsecond or more each, and mostly many more if any.
 MANY_FAULTS = 1000
+MOST_ITERATIONS = 1_000_000
 
 
 def profile_model(
@@ -61,10 +63,12 @@ def profile_model(
 
 
 def require_iterations(iterations: int, warmup: int) -> None:
-    if iterations < 3:
+    if as_whole(iterations, "iterations") < 3:
         raise InputError(f"{iterations} iterations have no median worth its name; use 3 or more")
-    if warmup < 1:
+    if as_whole(warmup, "warmup") < 1:
         raise InputError(f"a warm-up of {warmup} iterations is not possible; use 1 or more")
+    require_whole(iterations, "iterations", 3, MOST_ITERATIONS)
+    require_whole(warmup, "warmup", 1, MOST_ITERATIONS)
 
 
 def _notes(model: torch.nn.Module, faults: float) -> list[str]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from bytelane.core import kernel as core_kernel
 from bytelane.errors import MissingExtra
+from bytelane.interrupts import uninterrupted
 from bytelane.sim import kernel as sim_kernel
 from bytelane.sim.cache import NotPrivate, cache_folder, require_private
 from bytelane.terminal import show
@@ -34,6 +35,11 @@ _INLINE: dict[str, Any] = _OPTIONS | {"inline": "always"}
 @cache
 def load_compiled() -> ModuleType:
     """Import both kernels as one module in which every function is compiled on first use."""
+    with uninterrupted():
+        return _compile()
+
+
+def _compile() -> ModuleType:
     try:
         from numba import njit
     except ImportError:
@@ -52,10 +58,13 @@ def load_compiled() -> ModuleType:
 def run_compiled(*arguments: Any) -> Any:
     """Run the compiled loop, also where what was compiled cannot be kept, as on a full disk."""
     run = load_compiled().run
-    try:
+    if run.signatures:
         return run(*arguments)
-    except OSError:  # numba's, which has compiled it by then, and not run it
-        return run(*arguments)
+    with uninterrupted():  # compiles, or loads what was compiled
+        try:
+            return run(*arguments)
+        except OSError:  # numba's, which has compiled it by then, and not run it
+            return run(*arguments)
 
 
 def _import_kernels() -> tuple[ModuleType, bool]:

@@ -43,6 +43,9 @@ ITERATIONS_UNTIL_IN_STEP = 16
 KEPT = 3
 # With jitter one iteration tells little: all that are measured, and the one before.
 KEPT_WITH_JITTER = ITERATIONS_WITH_JITTER // 2 + 1
+# What the compiled kernel does in about two seconds, in which nothing can interrupt it. A step of
+# computing or a transfer costs as much as looking at this many workers and lanes.
+MOST_LOOKS, LOOKS_PER_EVENT = 10**9, 100
 # Loading compiled code costs as much as interpreting this many steps and operations (0.5 s).
 WORTH_COMPILING = 8000
 
@@ -133,12 +136,15 @@ def simulate(
         return _optimum(job, cluster, schedule, jitter)
     differing = jitter is not None or len(set(cluster.compute_factors)) > 1
     workers = cluster.workers if differing else 1
-    step_s = step_durations_s(job, cluster, workers, jitter)
-    state = _state(job, cluster, schedule, workers)
-    work, ticks_per_s = lay_out(job, cluster, schedule, state, step_s)
     iterations, kept = ITERATIONS if workers == 1 else ITERATIONS_UNTIL_IN_STEP, KEPT
     if jitter is not None:
         iterations, kept = ITERATIONS_WITH_JITTER, KEPT_WITH_JITTER
+    if differing:
+        different = workers if jitter is not None else len(set(cluster.compute_factors))
+        _require_feasible(job, cluster, schedule, different, iterations)
+    step_s = step_durations_s(job, cluster, workers, jitter)
+    state = _state(job, cluster, schedule, workers)
+    work, ticks_per_s = lay_out(job, cluster, schedule, state, step_s)
     log = make_log(work, iterations, kept)
     size = workers * (step_s.shape[2] + state.size.size) * iterations // ITERATIONS
     find_runner(engine, size)(state, work, make_now(job, state, work), log)
@@ -154,6 +160,24 @@ def simulate(
         log=in_seconds(log, ticks_per_s),
         pieces=_pieces(job, schedule),
     )
+
+
+def _require_feasible(
+    job: Job, cluster: Cluster, schedule: Policy | Plan, different: int, iterations: int
+) -> None:
+    """Refuse what would take the kernel too long: at every instant it looks at all workers."""
+    workers = cluster.workers
+    lanes = len(schedule.stages) * (workers if cluster.sync == "ps" else 1)
+    steps, sent = job.columns.step_s.size, _pieces(job, schedule).operation_count
+    instants = different * (steps + len(schedule.stages) * sent)
+    events = workers * steps + lanes * sent
+    looks = iterations * (instants * (workers + lanes) + events * LOOKS_PER_EVENT)
+    if looks > MOST_LOOKS:
+        raise InputError(
+            f"{workers:,} workers that differ, {steps:,} steps of computing and {sent:,} pieces "
+            f"in each of {iterations} iterations are {looks / MOST_LOOKS:,.1f} times as much as "
+            "is simulated; use fewer workers or larger pieces"
+        )
 
 
 def _optimum(job: Job, cluster: Cluster, policy: Policy, jitter: Jitter | None) -> Simulation:

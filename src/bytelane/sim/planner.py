@@ -6,6 +6,7 @@ from bytelane.cluster import Cluster, Link
 from bytelane.core import Knobs, Plan, Planner, make_policy, require_lanes, require_plannable
 from bytelane.job import Job, Layer, Tensor
 from bytelane.sim.engine import simulate
+from bytelane.units import FASTEST_RATE, SLOWEST_RATE
 
 # Planned as if communication took this much of the computing time, whatever the real rate is, an
 # order stays within a few per cent of the best one at every rate; planned at a wrong rate it does
@@ -41,7 +42,8 @@ def make_planner(
 
     def plan(job: Job, version: int, cluster: Cluster | None = None) -> Plan:
         # Two workers put every byte on the wire once, so this rate makes the ratio.
-        link = Link(job.total_bytes / (ratio * max(job.compute_s, 1e-9)))
+        rate = job.total_bytes / (ratio * max(job.compute_s, 1e-9))
+        link = Link(min(max(rate, SLOWEST_RATE), FASTEST_RATE))
         # Interpreted: one simulation is milliseconds, and loading the compiler would be a second.
         two = Cluster(2, link)
         schedule = make_policy(policy, job, two, aligned)

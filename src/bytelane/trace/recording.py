@@ -14,7 +14,13 @@ import msgspec
 
 from bytelane.core import Event, Plan, Scheduler, Start
 from bytelane.errors import IllegalEvent, InputError
+from bytelane.files import open_regular
 from bytelane.terminal import announce
+from bytelane.units import format_bytes
+
+# A round has a line, a day of training some hundred thousand of them.
+LONGEST_LINE = 64 * 2**20
+LARGEST_RECORDING = 16 * 2**30
 
 
 class PlanLine(msgspec.Struct, frozen=True, tag="plan"):
@@ -87,26 +93,38 @@ class Replayed(NamedTuple):
 def replay(path: Path) -> Iterator[Replayed]:
     """Step the core through every round of a recording."""
     plan: PlanLine | None = None
+    rounds = 0
     for number, line in enumerate(read(path), start=1):
         if isinstance(line, PlanLine):
             plan = line
         elif plan is None:
             raise InputError(f"{path}: line {number} is a round, but no plan comes before it")
         else:
+            rounds += 1
             yield Replayed(line, plan, _difference(line, plan))
+    if not rounds:
+        raise InputError(f"{path}: holds no round, so there is nothing to replay")
 
 
 def read(path: Path) -> Iterator[PlanLine | RoundLine]:
     """Return the lines of a recording, without a last one that was cut off."""
+    with open_regular(path, LARGEST_RECORDING) as file:
+        lines = iter(lambda: file.readline(LONGEST_LINE + 1), b"")
+        for number, text in enumerate(lines, start=1):
+            if len(text) > LONGEST_LINE:
+                most = format_bytes(LONGEST_LINE)
+                raise InputError(f"{path}: line {number} has more than {most}, too many to be read")
+            if text.endswith(b"\n"):
+                yield _decode(text, f"{path} is not a recording: line {number}")
+
+
+def _decode(text: bytes, complaint: str) -> PlanLine | RoundLine:
     try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    for number, text in enumerate(lines[:-1], start=1):
-        try:
-            yield msgspec.json.decode(text, type=PlanLine | RoundLine)
-        except msgspec.DecodeError as error:
-            raise InputError(f"{path} is not a recording: line {number}: {error}") from None
+        return msgspec.json.decode(text, type=PlanLine | RoundLine)
+    except (msgspec.DecodeError, InputError, OverflowError) as error:
+        raise InputError(f"{complaint}: {error}") from None
+    except RecursionError:
+        raise InputError(f"{complaint}: it is nested too deeply") from None
 
 
 def _difference(line: RoundLine, plan: PlanLine) -> str:

@@ -1,20 +1,25 @@
 """Where runs take place: in a lab, or under torchrun on the machines at hand."""
 
+import contextlib
+import io
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from bytelane.errors import InputError
 from bytelane.lab import Lab
 from bytelane.lab.linux import die_with_parent
 from bytelane.units import format_rate
+from bytelane.values import shown
 
 # How long torchrun waits for its workers before it kills them, and a little more.
 ENDING_S = 40.0
 # Names have the same hashes in all runs, so that sets of them have the same order.
+MOST_RANKS = 1024
+PROGRAM = "program"
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
 
 
@@ -57,10 +62,15 @@ class Here:
     def __init__(self, workers: int, options: str = "--standalone") -> None:
         if workers < 1:
             raise InputError(f"{workers} workers are too few; use 1 or more on every machine")
+        if workers > MOST_RANKS:
+            raise InputError(
+                f"{shown(workers)} workers are too many for a machine; at most {MOST_RANKS} will do"
+            )
         try:
             self._options = [*shlex.split(options), "--nproc-per-node", str(workers)]
         except ValueError as error:
             raise InputError(f"torchrun's options {options!r} cannot be read: {error}") from None
+        _require_known(self._options)
 
     @property
     def title(self) -> str:
@@ -71,6 +81,25 @@ class Here:
         torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--log-dir", str(folder)]
         command = [*torchrun, *self._options, "--no-python", *_program(folder)]
         return _TorchRun(command, folder / "torchrun.log")
+
+
+def _require_known(options: list[str]) -> None:
+    """Refuse options that torchrun would, before it is started."""
+    from torch.distributed.run import get_args_parser
+
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise InputError(f"torchrun does not take {shlex.join(options)}: {message}")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            parsed = parser.parse_args([*options, "--no-python", PROGRAM])
+    except SystemExit:  # as after --help
+        refuse("it would not start anything")
+    if parsed.training_script != PROGRAM or parsed.training_script_args:
+        refuse("a program to start is try's to give")
 
 
 class _TorchRun:

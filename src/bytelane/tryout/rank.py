@@ -10,16 +10,18 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 import bytelane
-from bytelane.errors import BytelaneError
+from bytelane.errors import BytelaneError, NotSupported
 from bytelane.lifetime import end_with_owner
 from bytelane.measure.find import Stop
 from bytelane.measure.script import ScriptFailed, run_script
+from bytelane.measure.taps import replaced
 from bytelane.terminal import relay
 from bytelane.tryout.compiled import has_gates_in_graphs, split_no_graphs, splits_graphs
 from bytelane.tryout.folder import RunFolder
@@ -52,7 +54,7 @@ def _train(errand: Errand, rank: int, folder: RunFolder) -> RankReport:
     if errand.arm.whole_graphs:
         split_no_graphs()
     follower = Follower(trial.iterations, folder.step_counter() if rank == 0 else None)
-    with follower, _stand_in(errand, follower):
+    with follower, _stand_in(errand, follower), replaced(bytelane, "prepare", _refuse_to_prepare):
         try:
             run_script(Path(trial.script), trial.arguments)
         except Stop:
@@ -89,9 +91,21 @@ def _stand_in(errand: Errand, follower: Follower) -> AbstractContextManager[None
     return in_place_of_ddp(Prepared, follower=follower, runtime=runtime)
 
 
+class _PreparedAlready(NotSupported):
+    """The script trains with Bytelane by itself."""
+
+
+def _refuse_to_prepare(*_: object, **__: object) -> NoReturn:
+    raise _PreparedAlready(
+        "it calls bytelane.prepare already; try takes the script as it was, with "
+        "DistributedDataParallel"
+    )
+
+
 def _failed(failure: ScriptFailed, errand: Errand, rank: int) -> RankReport:
     reason = failure.__context__  # what the script itself has not caught
-    if isinstance(reason, BytelaneError) and not errand.arm.is_ddp:
+    is_ours = isinstance(reason, BytelaneError) and not errand.arm.is_ddp
+    if is_ours or isinstance(reason, _PreparedAlready):
         return RankReport(rank, _world(), REFUSED, refused=str(reason))
     relay(str(failure), file=sys.stderr)
     return RankReport(rank, _world(), failure.code)

@@ -7,6 +7,7 @@ import msgspec
 
 from bytelane.errors import InputError
 from bytelane.units import format_bytes
+from bytelane.values import require_whole
 
 Way = Literal["ddp", "bytelane", "compute", "communication"]
 
@@ -18,6 +19,7 @@ NAMES: dict[Way, str] = {
 }
 # Half of them warm up: DDP builds its buckets anew, and Bytelane measures and plans.
 LEAST_ITERATIONS = 12
+MOST_ITERATIONS, MOST_REPETITIONS = 1_000_000, 1000
 # Above this the machine was not quiet enough for the figure to be believed.
 QUIET_SPREAD = 0.03
 
@@ -74,6 +76,8 @@ class Trial(msgspec.Struct, frozen=True):
             )
         if self.repetitions < 1:
             raise InputError(f"{self.repetitions} repetitions are too few; use 1 or more")
+        require_whole(self.iterations, "iterations", LEAST_ITERATIONS, MOST_ITERATIONS)
+        require_whole(self.repetitions, "repetitions", 1, MOST_REPETITIONS)
         if not self.timeout_s > 0:
             raise InputError(f"a timeout of {self.timeout_s:g} s leaves no time; use more than 0")
         if len(set(self.buckets)) < len(self.buckets):

@@ -136,10 +136,18 @@ def describe(choice: Choice) -> str:
             f"{plain} -> {taken} an iteration (predicted; bound {bound}): {choice.taken.name}, "
             f"instead of {choice.plain.name}"
         )
-    ratio = choice.compute_s / choice.communication_s if choice.communication_s else float("inf")
-    side = "compute" if ratio >= 1 else "network"
-    share = ratio if ratio >= 1 else 1 / ratio
+    computing, sending = map(format_seconds, (choice.compute_s, choice.communication_s))
     return (
-        f"nothing to win here ({side}-bound {share:.2g}:1): {choice.taken.name}, {taken} an "
-        f"iteration (predicted; bound {bound})"
+        f"nothing to win here ({_side(choice)}), computing takes {computing} and communication "
+        f"{sending}: {choice.taken.name}, {taken} an iteration (predicted; bound {bound})"
     )
+
+
+def _side(choice: Choice) -> str:
+    """Say which of both is longer, and how many times."""
+    shorter, longer = sorted((choice.compute_s, choice.communication_s))
+    times = longer / shorter if shorter else float("inf")
+    if format_seconds(shorter) == format_seconds(longer):
+        return "balanced"
+    side = "compute" if choice.compute_s == longer else "network"
+    return f"{side}-bound {times:.3g}:1" if times < 10 else f"{side}-bound {times:.0f}:1"

@@ -2,7 +2,7 @@
 
 from bytelane.terminal import announce
 from bytelane.tune.search import Choice
-from bytelane.units import format_seconds
+from bytelane.units import NOISE, format_seconds, is_below
 
 
 def print_page(
@@ -26,19 +26,33 @@ def lines(
     if replanned is not None:
         predicted = f"{predicted} for {done}"
         done = f"policy {replanned}, as replan() has asked, instead of {done}"
-    rows = [
+    seconds = [
         ("iteration", iteration_s, predicted),
         ("computing alone", choice.compute_s, "measured on the slowest rank"),
         ("communication alone", choice.communication_s, "predicted from the measured link"),
-        ("lower bound", choice.bound_s, "the longer of the two"),
+        ("lower bound", choice.bound_s, _about_the_bound(iteration_s, choice.bound_s)),
         ("plain buckets", choice.plain.iteration_s, f"predicted, {choice.plain.name}"),
         ("scheduled", choice.scheduled.iteration_s, f"predicted, {choice.scheduled.name}"),
     ]
+    rows = [(name, format_seconds(value), note) for name, value, note in seconds]
     if busy_s is not None:
-        idle = max(0.0, 1 - busy_s / iteration_s)
-        rows.append(("link idle", iteration_s - busy_s, f"{100 * idle:.0f} % of an iteration"))
+        rows.append(("link idle", *_idle(iteration_s, busy_s)))
     width = max(len(name) for name, _, _ in rows)
-    table = [
-        f"  {name:<{width}}  {format_seconds(seconds):>9}  {note}" for name, seconds, note in rows
-    ]
+    table = [f"  {name:<{width}}  {value:>9}  {note}" for name, value, note in rows]
     return [*table, f"  done: {done}"]
+
+
+def _about_the_bound(iteration_s: float, bound_s: float) -> str:
+    note = "the longer of the two"
+    if is_below(iteration_s, bound_s):
+        note += f"; an iteration was measured to take less: {NOISE}"
+    return note
+
+
+def _idle(iteration_s: float, busy_s: float) -> tuple[str, str]:
+    """Return how long the link had nothing to do, and what is to be said of it."""
+    if busy_s > iteration_s:
+        busy, iteration = format_seconds(busy_s), format_seconds(iteration_s)
+        return "not known", f"it was busy for {busy} in an iteration of {iteration}: {NOISE}"
+    share = 1 - busy_s / iteration_s
+    return format_seconds(iteration_s - busy_s), f"{100 * share:.0f} % of an iteration"

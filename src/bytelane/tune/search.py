@@ -53,6 +53,10 @@ class Candidate(msgspec.Struct, frozen=True):
     knobs: Knobs = Knobs()
     surprised_s: float = 0.0
     """How long one would take, on average, with surprises."""
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+    """What the prediction knew: computing without communication, and how long the link is busy if
+    everything is sent at once, in these pieces. It takes no less than either."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -63,9 +67,17 @@ class Choice(msgspec.Struct, frozen=True):
     """The best plain buckets."""
     scheduled: Candidate
     """The best order of all bytes by need."""
-    compute_s: float
-    communication_s: float
-    """How long the link would be busy if everything were sent at once, in the pieces taken."""
+
+    # Candidates may stem from different measurements and have different pieces. None of them takes
+    # less than the least.
+    @property
+    def compute_s(self) -> float:
+        return min(one.compute_s for one in (self.taken, self.plain, self.scheduled))
+
+    @property
+    def communication_s(self) -> float:
+        """How long the link would be busy if everything were sent at once, in the best pieces."""
+        return min(one.communication_s for one in (self.taken, self.plain, self.scheduled))
 
     @property
     def bound_s(self) -> float:
@@ -81,8 +93,7 @@ def choose(job: Job, cluster: Cluster, version: int) -> Choice:
     plain = _best(_plain(job, cluster, version))
     scheduled = _best_by_need(job, cluster, version)
     taken = scheduled if scheduled.iteration_s * WORTH <= plain.iteration_s else plain
-    found = _simulate(job, cluster, taken.plan)
-    return Choice(taken, plain, scheduled, found.compute_s, found.communication_s)
+    return Choice(taken, plain, scheduled)
 
 
 def rivals(job: Job, cluster: Cluster, choice: Choice, running: Candidate) -> list[Candidate]:
@@ -118,7 +129,14 @@ def _plain(job: Job, cluster: Cluster, version: int) -> Iterator[Candidate]:
     for size in BUCKETS:
         plan = bucket_plan(sizes, size, version, ready).cut(size)
         name = f"plain buckets of {format_bytes(size)}"
-        yield Candidate(plan, name, predict_s(job, cluster, plan))
+        yield _candidate(plan, name, _simulate(job, cluster, plan), Knobs())
+
+
+def _candidate(
+    plan: Plan, name: str, found: Simulation, knobs: Knobs, surprised_s: float = 0.0
+) -> Candidate:
+    times = found.iteration_s, knobs, surprised_s, found.compute_s, found.communication_s
+    return Candidate(plan, name, *times)
 
 
 def _best_by_need(job: Job, cluster: Cluster, version: int) -> Candidate:
@@ -129,8 +147,9 @@ def _best_by_need(job: Job, cluster: Cluster, version: int) -> Candidate:
 def _best_in_units(units: Sequence[int], job: Job, cluster: Cluster, version: int) -> Candidate:
     def candidate(knobs: Knobs, ratio: float, surprises: Sequence[Cluster] = ()) -> Candidate:
         plan = make_planner("units", knobs, ratio=ratio)(job, version)
-        times = [predict_s(job, one, plan) for one in (cluster, *surprises)]
-        return Candidate(plan, _name_units(knobs), times[0], knobs, fmean(times))
+        found = _simulate(job, cluster, plan)
+        times = [found.iteration_s, *(predict_s(job, one, plan) for one in surprises)]
+        return _candidate(plan, _name_units(knobs), found, knobs, fmean(times))
 
     def in_units(unit: int, part: int) -> Candidate:
         knobs = Knobs(unit, IN_FLIGHT * unit, first_bytes=unit // part)

@@ -1,0 +1,52 @@
+"""Look at a training script before anything is started for it."""
+
+import ast
+import warnings
+from pathlib import Path
+
+from bytelane.errors import InputError
+from bytelane.files import read_text
+from bytelane.values import shown
+
+WRAPPER = "DistributedDataParallel"
+
+
+def require_script(path: Path) -> str:
+    """Return the text of a Python script; refuse a file that is none."""
+    text = read_text(path)
+    if path.suffix in (".toml", ".json"):
+        raise InputError(f"{path}: is no Python script (bytelane simulate takes a job file)")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            ast.parse(text)
+    except SyntaxError as error:
+        where = f"{path}, line {error.lineno}" if error.lineno else str(path)
+        raise InputError(f"{where}: is no Python script: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"{path}: is no Python script: {shown(str(error))}") from None
+    return text
+
+
+def require_not_prepared(path: Path, text: str) -> None:
+    """Refuse a script that trains with Bytelane in any case: there is no DDP to compare it with."""
+    if WRAPPER in text:
+        return  # which of both it does may depend on its arguments
+    tree = ast.parse(text)
+    modules, functions = {"bytelane"}, set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {name.asname for name in node.names if name.asname and name.name in modules}
+        elif isinstance(node, ast.ImportFrom) and node.module in ("bytelane", "bytelane.api"):
+            functions |= {name.asname or name.name for name in node.names if name.name == "prepare"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _is_prepare(node.func, modules, functions):
+            raise InputError(
+                f"{path}, line {node.lineno}: calls bytelane.prepare already; try takes the script "
+                f"as it was, with {WRAPPER}"
+            )
+
+
+def _is_prepare(called: ast.expr, modules: set[str], functions: set[str]) -> bool:
+    if isinstance(called, ast.Attribute) and called.attr == "prepare":
+        return isinstance(called.value, ast.Name) and called.value.id in modules
+    return isinstance(called, ast.Name) and called.id in functions
