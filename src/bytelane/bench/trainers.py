@@ -29,6 +29,7 @@ from bytelane.job import Job
 from bytelane.runtime.engine import Engine
 from bytelane.runtime.torch import attach
 from bytelane.runtime.torch.groups import Groups
+from bytelane.runtime.torch.peers import meet
 from bytelane.runtime.torch.planning import FIRST_ITERATIONS, FIRST_REVIEW
 from bytelane.runtime.torch.transport import AllReduceTransport, Gradient
 from bytelane.sim import make_planner, simulate
@@ -54,7 +55,7 @@ def our_groups() -> Groups:
     Contenders take turns, so they can share them. Each group of gloo's has a thread that wakes up a
     hundred times a second, also while others are being timed.
     """
-    return Groups()
+    return Groups(meet(TIMEOUT_S), TIMEOUT_S)
 
 
 class Trainer(Protocol):

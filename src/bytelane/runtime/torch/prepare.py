@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import os
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -61,9 +62,10 @@ def attach(
         return None
     if id(model) in _sessions:
         raise NotSupported("this model is prepared already; call prepare() once")
-    groups = shared or Groups()
-    control = Control(groups.agreeing, timeout_s)
-    control.peers = peers = meet(control)
+    _flush_all_at_exit()
+    peers = meet(timeout_s)
+    groups = shared or Groups(peers, timeout_s)
+    control = Control(groups.agreeing, timeout_s, peers)
     agreement.refuse_together(first_problem(model, optimizers), control)
     _agree_on_model(model, control)
     session = Session(
@@ -97,7 +99,6 @@ def attach(
     _sessions[id(model)] = session
     if shared is None:
         weakref.finalize(session, groups.drop).atexit = False
-    _flush_all_at_exit()
     return session
 
 
@@ -205,7 +206,18 @@ def _flush_all() -> None:
             session.say_farewell()
         except TrainingError as error:
             print(f"bytelane: at exit: {error}", flush=True)
+    for session in list(_sessions.values()):
+        session.come_to_rest()
     leave()
+
+
+def _disown_all() -> None:
+    for session in list(_sessions.values()):
+        session.disown()
+    _sessions.clear()
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 def _say(message: str) -> None:

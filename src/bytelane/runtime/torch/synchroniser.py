@@ -59,6 +59,7 @@ class Synchroniser:
             self.transport,
             tensor_names=trained.names,
             timeout_s=self._timeout_s,
+            finished=self._peers.count_finished,
             still_waiting=self._peers.still_waiting,
             who_is_behind=self._peers.who_is_behind,
         )
@@ -141,6 +142,15 @@ class Synchroniser:
             yield
         except TransferFailed as error:
             raise name_failure(error, self._peers) from error
+
+    def drain(self, limit_s: float) -> bool:
+        """Tell whether nothing is in flight within this time."""
+        return self._engine.drain(limit_s)
+
+    def disown(self, error: TrainingError) -> None:
+        """Refuse everything, in a forked child."""
+        self._failure = error
+        self._engine.disown(error)
 
     def fail(self, error: TrainingError) -> None:
         """Refuse everything from now on; callable from any thread."""
