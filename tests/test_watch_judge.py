@@ -247,6 +247,16 @@ def test_a_process_that_is_there_and_says_nothing_is_frozen() -> None:
     assert world.losses == [Loss(Fault.FROZEN, 1, text)]
 
 
+@pytest.mark.parametrize("is_near", [True, False])
+def test_who_was_never_heard_is_lost_only_on_this_host(is_near: bool) -> None:
+    """Where a network may stand between us it may let no datagrams through."""
+    world = World()
+    world.judge.add(1, "process 1", is_near=is_near)
+    world.wait(1, 2)
+    knock(world, Answer.THERE, LIMITS.frozen_s + REPLACED_S + 1)
+    assert bool(world.losses) == is_near
+
+
 def test_a_process_that_goes_on_in_time_is_not_frozen() -> None:
     world = World()
     world.wait(1, 1, 2)

@@ -1,12 +1,16 @@
 """Process groups of our own: an operation of ours never meets a collective of the user's."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
 
 import torch.distributed as dist
 
 from bytelane.runtime.torch.peers import Peers
 from bytelane.runtime.torch.sockets import Sockets
+
+Measured = TypeVar("Measured")
 
 # What the user is done with, until no operation of theirs holds it any more.
 _dropped: list[dist.ProcessGroup] = []
@@ -32,13 +36,25 @@ class Groups:
             self._lanes.append(self._open(f"lane {len(self._lanes)}"))
         return self._lanes[:count]
 
+    def measure(self, probe: Callable[[dist.ProcessGroup], Measured]) -> Measured:
+        """Return what all ranks measure together on the first lane."""
+        with self._breaking():
+            return self.peers.do_together(
+                lambda: probe(self._lanes[0]), self._timeout_s, "the network was not measured"
+            )
+
     def _open(self, name: str) -> dist.ProcessGroup:
         _close_what_is_free()
+        with self._breaking(), self._sockets.collecting():
+            return self.peers.open_group(f"{self._page}/{name}", self._timeout_s)
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """After an error let nothing wait any longer for the others."""
         try:
-            with self._sockets.collecting():
-                return self.peers.open_group(f"{self._page}/{name}", self._timeout_s)
+            yield
         except BaseException:
-            self.break_all()  # what waits for the others there must not outlive this
+            self.break_all()
             raise
 
     def break_all(self) -> None:

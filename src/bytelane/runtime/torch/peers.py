@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from bytelane.errors import PeerError, PeerLost, TrainingError, TransferFailed, TransferTimeout
 from bytelane.runtime.engine.engine import PATIENCE_S
+from bytelane.runtime.torch.control import VERDICT_S
 from bytelane.runtime.torch.errand import Errand
 from bytelane.runtime.torch.register import Links, Register
 from bytelane.runtime.watch.address import reachable_address
@@ -115,21 +116,30 @@ class Peers:
         self.watch_over(
             lambda: self._register.exchange(page, mine, found, self._given_up),
             timeout_s,
-            lambda: f"{name_ranks(sorted(self._absent))} did not call prepare()",
+            lambda limit: f"{name_ranks(sorted(self._absent))} did not call prepare() {limit}",
         )
         self.page = page
         return all(other == self.is_new for other in new.values())
 
     def open_group(self, page: str, timeout_s: float) -> dist.ProcessGroup:
         """Connect all ranks once more, for operations of one kind."""
-        return self.watch_over(
+        return self.do_together(
             lambda: self._register.open_group(page, self._given_up),
             timeout_s,
-            lambda: f"connections to all ranks did not open; {self.who_is_behind()}",
+            "connections to all ranks did not open",
         )
 
+    def do_together(self, do: Callable[[], Result], timeout_s: float, complaint: str) -> Result:
+        """Do what all ranks do, and what ends only when all have."""
+        self.count()
+        result = self.watch_over(
+            do, timeout_s, lambda limit: f"{complaint} {limit}; {self.who_is_behind()}"
+        )
+        self.count_finished()
+        return result
+
     def watch_over(
-        self, do: Callable[[], Result], timeout_s: float, complaint: Callable[[], str]
+        self, do: Callable[[], Result], timeout_s: float, complain: Callable[[str], str]
     ) -> Result:
         """Do what may block without a word, and raise who is lost meanwhile, or a timeout."""
         errand = Errand(do)
@@ -140,12 +150,12 @@ class Peers:
                 waited_s = time.monotonic() - began_s
                 self._raise_loss(waited_s)
                 if waited_s >= timeout_s:
-                    raise TransferTimeout(f"{complaint()} within {timeout_s:g} s")
+                    raise TransferTimeout(complain(f"within {timeout_s:g} s"))
                 if waited_s >= told_s:
                     told_s *= 2
                     self._say_for_whom(waited_s)
             return errand.result()
-        except RuntimeError as error:
+        except (RuntimeError, TransferFailed) as error:
             raise self._named(error) from error
         except TrainingError as error:
             self._give_up(error)
@@ -160,9 +170,9 @@ class Peers:
         if (rank := self._links.broken(waited_s)) is not None:
             raise self._watcher.loss(_REASON_S) or _ended(rank)
 
-    def _named(self, error: RuntimeError) -> TrainingError:
+    def _named(self, error: Exception) -> TrainingError:
         """Return who is the reason why the store or a group has failed."""
-        deadline_s = time.monotonic() + _REASON_S
+        deadline_s = time.monotonic() + VERDICT_S
         named: TrainingError | None = None
         while named is None and time.monotonic() < deadline_s:
             named = self._watcher.loss(_STEP_S)

@@ -120,7 +120,7 @@ class Session:
             planner,
             self.watch,
             control,
-            probe=None if probe is None else partial(probe, groups.lanes(1)[0]),
+            probe=None if probe is None else partial(groups.measure, probe),
             review=review,
         )
         self._rounds = Rounds(

@@ -106,8 +106,10 @@ class Synchroniser:
         try:  # and no context manager: this is done for every operation
             self.transport.take(gradients)
             self._engine.notify_ready(*[gradient.tensor for gradient in gradients])
-        except TransferFailed as error:
-            raise name_failure(error, self._peers) from error
+        except Exception as error:  # of gloo's, too: a group that is broken refuses at once
+            if isinstance(self._engine.failure, TransferFailed):
+                raise name_failure(self._engine.failure, self._peers) from error
+            raise
 
     def forget(self, tensor: int) -> None:
         """Let go of a gradient that has arrived."""

@@ -12,8 +12,9 @@
                   └──(it left in order)──▶ left ──(we have launched more than it did)──▶ PeerLost
 
 The first loss is the only one: what comes after it is its consequence, as a rule. Silence of a peer
-that was never heard is no loss, since then the network does not let datagrams through. Neither is
-silence while operations end here, in which that peer takes part: then only its sentinel is lost.
+on another host that was never heard is no loss, since then the network does not let datagrams
+through. Neither is silence while operations end here, in which that peer takes part: then only its
+sentinel is lost.
 """
 
 from typing import NamedTuple
@@ -65,9 +66,10 @@ Finding = Loss | str
 
 
 class _Peer:
-    def __init__(self, rank: int, place: str) -> None:
+    def __init__(self, rank: int, place: str, is_near: bool) -> None:
         self.rank = rank
         self.place = place
+        self.is_near = is_near
         self.last = Message(Kind.BEAT, rank, 0)
         self.heard_s = 0.0
         self.is_silent = False
@@ -76,6 +78,10 @@ class _Peer:
     @property
     def was_heard(self) -> bool:
         return self.last.number > 0
+
+    @property
+    def can_be_heard(self) -> bool:
+        return self.was_heard or self.is_near
 
     @property
     def has_ended(self) -> bool:
@@ -99,9 +105,12 @@ class Judge:
         self._returns: list[tuple[int, float]] = []
         self._first_return_s = 0.0
 
-    def add(self, rank: int, place: str) -> None:
-        """Begin to judge a peer; ``place`` says which process it is."""
-        self._peers[rank] = _Peer(rank, place)
+    def add(self, rank: int, place: str, *, is_near: bool = False) -> None:
+        """Begin to judge a peer; ``place`` says which process it is.
+
+        One that is near, on this host, can be heard for certain.
+        """
+        self._peers[rank] = _Peer(rank, place, is_near)
         self._peers[rank].heard_s = self._listened_s
 
     def hear(self, message: Message) -> list[Finding]:
@@ -152,7 +161,7 @@ class Judge:
 
     def doubtful(self) -> list[int]:
         """Return the peers that have fallen silent, at which to knock."""
-        known = [p for p in self._peers.values() if p.was_heard and not p.has_ended]
+        known = [p for p in self._peers.values() if p.can_be_heard and not p.has_ended]
         return [peer.rank for peer in known if self._silence_s(peer) >= self._knock_s]
 
     # --- losses --------------------------------------------------------------------------------
@@ -166,7 +175,7 @@ class Judge:
             seconds = peer.last.stopped_ms / 1000
             text = f"has been stopped by a signal for {seconds:.0f} s ({peer.place})"
             self.loss = _loss(Fault.FROZEN, peer, text)
-        elif peer.was_heard:
+        elif peer.can_be_heard:
             self.loss = self._loss_by_silence(peer)
         return [self.loss] if self.loss else []
 

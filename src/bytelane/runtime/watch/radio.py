@@ -46,6 +46,10 @@ class Radio:
         self._tokens[rank] = address.token
         return True
 
+    def is_near(self, rank: int) -> bool:
+        """Tell whether a peer is on this host, so that nothing stands between us."""
+        return self.peers[rank].host == self._own.host
+
     def send(
         self,
         kind: Kind,

@@ -129,7 +129,7 @@ class Sentinel:
     def _meet(self, rank: int, text: bytes) -> None:
         address = Address.decode(text)
         if rank < self._world and self._radio.meet(rank, address):
-            self._judge.add(rank, address.place)
+            self._judge.add(rank, address.place, is_near=self._radio.is_near(rank))
             self._knocks.forget(rank)
             self._radio.introduce([rank])
             self._tell(self._kind, [rank])

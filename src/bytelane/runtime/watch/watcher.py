@@ -129,7 +129,11 @@ class Watcher:
         ]
         least = min((peer.progress for peer in peers), default=0)
         is_least = least < self._board.own[LAUNCHED]
-        return [p for p in peers if p.is_quiet or (is_least and p.progress == least)]
+        return [
+            p
+            for p in peers
+            if p.is_quiet or p.silent_s is None or (is_least and p.progress == least)
+        ]
 
     # --- what the others are told --------------------------------------------------------------
 
