@@ -171,7 +171,8 @@ class _Follower:
 def _meet(rank: int, world: int) -> list[tuple[socket.socket, BinaryIO]]:
     """Connect the first rank with every other one."""
     host = os.environ["MASTER_ADDR"]
-    with socket.create_server((host if rank == 0 else "", 0)) as server:
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    with socket.create_server((host if rank == 0 else "", 0), family=family) as server:
         where = [server.getsockname()[1]]
         dist.broadcast_object_list(where, src=0)
         if rank == 0:
@@ -182,5 +183,8 @@ def _meet(rank: int, world: int) -> list[tuple[socket.socket, BinaryIO]]:
     for connection in connections:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, LOW_DELAY)
+        if connection.family == socket.AF_INET6:
+            connection.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, LOW_DELAY)
+        else:
+            connection.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, LOW_DELAY)
     return [(connection, connection.makefile("rb")) for connection in connections]

@@ -150,6 +150,8 @@ class Sentinel:
     def _report(self, findings: list[Finding]) -> None:
         for finding in findings:
             if isinstance(finding, Loss):
+                if self._failure is not None:
+                    continue  # our rank has failed by itself, and that is why others give up
                 frame = Frame(Word.LOSS, finding.encode())
                 self._fail(finding)
             else:
