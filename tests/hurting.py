@@ -43,6 +43,8 @@ FAULTS = (
 )
 ENDING = ("kill", "kill both", "raise", "exit")
 HARMLESS = ("stop", "kill the sentinel", "stop the sentinel")
+OWN_FAULTS = ("exit in flight", "fork")
+LATE_S = 0.5
 KNOBS: dict[str, dict[str, Any]] = {
     "auto": {},
     "fifo": {"policy": "fifo"},
@@ -399,6 +401,10 @@ def _wrong_end_of_victim(run: Run, continued_s: float | None) -> Iterator[str]:
 # --- a rank --------------------------------------------------------------------------------------
 
 
+# A script's model is there until the interpreter ends.
+_globals: list[Any] = []
+
+
 class Bang(Exception):
     """What the user's own code raises."""
 
@@ -461,17 +467,27 @@ def be_rank(folder: Path, rank: int) -> None:
     note("began", os.getpid())
     try:
         net, opt = make("chain")
+        _globals.append(net)
         if event.late and rank == event.victim:
             time.sleep(0.5)
         bytelane.prepare(net, opt, timeout_s=TIMEOUT_S, **KNOBS[event.knobs])
         for step in range(STEPS):
+            # In the middle the victim does something of its own, while the others are late: then
+            # operations are in flight, and updates are owed.
+            what = event.fault if step == STEPS // 2 else ""
+            if what in OWN_FAULTS and rank != event.victim:
+                time.sleep(LATE_S)
             opt.zero_grad()
             loss_of(net, rank, step).backward()
+            if what == "exit in flight" and rank == event.victim:
+                note("hurt", "")
+                sys.exit(3)
             opt.step()
-            if (event.fault, rank, step) == ("fork", event.victim, STEPS // 2):
-                note("child", os.fork())
-                if os.getpid() != own:
-                    sys.exit(5)  # with updates owed, and operations in flight
+            if what == "fork" and rank == event.victim:
+                child = os.fork()
+                if child == 0:
+                    sys.exit(5)
+                note("child", child)
             time.sleep(PAUSE_S)
         net.state_dict()
     except BaseException as raised:
