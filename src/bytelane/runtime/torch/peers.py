@@ -17,7 +17,14 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from bytelane.errors import PeerError, PeerLost, TrainingError, TransferFailed, TransferTimeout
+from bytelane.errors import (
+    PeerError,
+    PeerFailed,
+    PeerLost,
+    TrainingError,
+    TransferFailed,
+    TransferTimeout,
+)
 from bytelane.runtime.engine.engine import PATIENCE_S
 from bytelane.runtime.torch.control import VERDICT_S
 from bytelane.runtime.torch.errand import Errand
@@ -50,7 +57,6 @@ class Peers:
         self._launched = self._finished = 0
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._absent = set(range(self._size)) - {self._rank}
-        self._given_up = threading.Event()
         self._links = Links()
         self._register = Register(self._rank, self._size)
         self._errands: list[Errand[Any]] = []
@@ -104,6 +110,7 @@ class Peers:
     def meet(self, page: str, timeout_s: float) -> bool:
         """Wait for all ranks to come here; tell whether all have met before, or none has."""
         new: dict[int, bool] = {}
+        over = threading.Event()
         self._absent = set(range(self._size)) - {self._rank}
 
         def found(rank: int, word: bytes) -> None:
@@ -114,34 +121,56 @@ class Peers:
 
         mine = (b"1" if self.is_new else b"0") + self._watcher.address
         self.watch_over(
-            lambda: self._register.exchange(page, mine, found, self._given_up),
+            lambda: self._register.exchange(page, mine, found, over),
+            over,
             timeout_s,
             lambda limit: f"{name_ranks(sorted(self._absent))} did not call prepare() {limit}",
         )
         self.page = page
-        return all(other == self.is_new for other in new.values())
+        alike = all(other == self.is_new for other in new.values())
+        if alike and (loss := self.loss()):
+            raise loss
+        return alike
 
     def open_group(self, page: str, timeout_s: float) -> dist.ProcessGroup:
         """Connect all ranks once more, for operations of one kind."""
+        over = threading.Event()
         return self.do_together(
-            lambda: self._register.open_group(page, self._given_up),
+            lambda: self._register.open_group(page, over),
             timeout_s,
             "connections to all ranks did not open",
+            over,
         )
 
-    def do_together(self, do: Callable[[], Result], timeout_s: float, complaint: str) -> Result:
+    def do_together(
+        self,
+        do: Callable[[], Result],
+        timeout_s: float,
+        complaint: str,
+        over: threading.Event | None = None,
+    ) -> Result:
         """Do what all ranks do, and what ends only when all have."""
         self.count()
         result = self.watch_over(
-            do, timeout_s, lambda limit: f"{complaint} {limit}; {self.who_is_behind()}"
+            do,
+            over or threading.Event(),
+            timeout_s,
+            lambda limit: f"{complaint} {limit}; {self.who_is_behind()}",
         )
         self.count_finished()
         return result
 
     def watch_over(
-        self, do: Callable[[], Result], timeout_s: float, complain: Callable[[str], str]
+        self,
+        do: Callable[[], Result],
+        over: threading.Event,
+        timeout_s: float,
+        complain: Callable[[str], str],
     ) -> Result:
-        """Do what may block without a word, and raise who is lost meanwhile, or a timeout."""
+        """Do what may block without a word, and raise who is lost meanwhile, or a timeout.
+
+        ``over`` is set when nobody waits for it any more.
+        """
         errand = Errand(do)
         self._errands = [*(one for one in self._errands if not one.wait(0)), errand]
         began_s, told_s = time.monotonic(), PATIENCE_S
@@ -160,12 +189,13 @@ class Peers:
         except TrainingError as error:
             self._give_up(error)
             raise
-        except BaseException:  # Ctrl-C
-            self._given_up.set()
-            raise
+        finally:
+            over.set()
 
     def _raise_loss(self, waited_s: float) -> None:
-        if loss := self._watcher.loss():
+        loss = self._watcher.loss()
+        # A rank that has failed may come and begin anew: then all do.
+        if loss and not (isinstance(loss, PeerFailed) and self._absent and not self.is_new):
             raise loss
         if (rank := self._links.broken(waited_s)) is not None:
             raise self._watcher.loss(_REASON_S) or _ended(rank)
@@ -184,7 +214,6 @@ class Peers:
         return named
 
     def _give_up(self, error: TrainingError) -> None:
-        self._given_up.set()
         self._has_failed = True
         if isinstance(error, PeerError):
             self._watcher.give_up(error)
@@ -203,7 +232,6 @@ class Peers:
 
     def close(self) -> None:
         """Leave in order."""
-        self._given_up.set()
         self._watcher.close()
         blocked = [errand for errand in self._errands if not errand.wait(_STEP_S)]
         if blocked:  # at the store, whose host is frozen: its thread must not wake up at exit
@@ -211,7 +239,6 @@ class Peers:
             blocked[0].wait(_BREAKING_S)
 
     def _end_all(self, error: PeerError) -> None:
-        self._given_up.set()
         for method in self._methods:
             if end := method():
                 end(error)
