@@ -64,6 +64,9 @@ soak: $(VENV)/.dev
 	$(BIN)/python tests/soak/changes.py --changes 1000
 	$(BIN)/python tests/soak/faults.py --count 300
 	$(BIN)/python tests/soak/input.py --runs 10000
+	for shard in 1 2 3 4 5; do \
+	    $(BIN)/python tests/soak/liveness.py --events 500 --shard $$shard --of 5 || exit 1; \
+	done
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

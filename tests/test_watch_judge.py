@@ -4,8 +4,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bytelane.runtime.watch.judge import AWAKE_S, GATHER_S, Fault, Finding, Judge, Limits, Loss
-from bytelane.runtime.watch.message import Kind, Message, State
+from bytelane.runtime.watch.judge import (
+    AWAKE_S,
+    GATHER_S,
+    KNOCK_S,
+    REPLACED_S,
+    Finding,
+    Judge,
+    Limits,
+    Loss,
+)
+from bytelane.runtime.watch.message import Answer, Fault, Kind, Message, State
 from bytelane.runtime.watch.standing import QUIET_S, Standing, waiting_line
 from bytelane.runtime.watch.words import name_ranks
 
@@ -17,12 +26,14 @@ class World:
     """A judge of rank 0's sentinel, with a clock that the test turns."""
 
     def __init__(self, peers: int = 2, limits: Limits = LIMITS) -> None:
-        places = {rank: f"process {rank}" for rank in range(1, peers + 1)}
-        self.judge = Judge(places, limits, 0.0)
+        self.judge = Judge(0, limits, 0.0)
+        for rank in range(1, peers + 1):
+            self.judge.add(rank, f"process {rank}")
         self.now_s = 0.0
         self.number = 0
         self.state = State.RUNNING
         self.progress = 0
+        self.finished = 0
         self.found: list[Finding] = []
 
     def hear(self, kind: Kind, rank: int = 1, **said: object) -> list[Finding]:
@@ -34,7 +45,8 @@ class World:
 
     def tick(self, seconds: float = TICK_S) -> list[Finding]:
         self.now_s += seconds
-        return self.note(self.judge.tick(self.state, self.progress, self.now_s))
+        found = self.judge.tick(self.state, self.progress, self.now_s, self.finished)
+        return self.note(found)
 
     def wait(self, seconds: float, *beating: int) -> list[Finding]:
         """Let time pass, in ticks, while these peers are heard."""
@@ -195,6 +207,100 @@ def test_who_listens_is_waited_for_at_a_farewell() -> None:
     assert world.judge.listeners() == {1, 3, 4}
 
 
+# Knocking at who has fallen silent
+
+
+def knock(world: World, answer: Answer, seconds: float) -> None:
+    """Get this answer of the first peer, once a second, while the second is heard."""
+    for _ in range(round(seconds)):
+        for rank in world.judge.doubtful():
+            world.note(world.judge.hear_answer(rank, answer))
+        world.wait(1, 2)
+
+
+def test_who_has_fallen_silent_is_knocked_at() -> None:
+    world = World()
+    world.wait(1, 1, 2)
+    world.wait(KNOCK_S - 1, 2)
+    assert world.judge.doubtful() == []
+    world.wait(1, 2)
+    assert world.judge.doubtful() == [1]
+    world.beat(1)
+    assert world.judge.doubtful() == []
+
+
+def test_a_process_that_is_gone_with_its_sentinel_has_died() -> None:
+    world = World()
+    world.wait(1, 1, 2)
+    knock(world, Answer.GONE, KNOCK_S + 2)
+    text = "rank 1 has died, and its sentinel too (process 1)"
+    assert world.losses == [Loss(Fault.LOST, 1, text)]
+
+
+def test_a_process_that_is_there_and_says_nothing_is_frozen() -> None:
+    world = World()
+    world.wait(1, 1, 2)
+    knock(world, Answer.THERE, LIMITS.frozen_s + REPLACED_S - 1)
+    assert world.found == []
+    knock(world, Answer.THERE, 2)
+    text = "rank 1 has said nothing for 8 s, and its host answers: it is stopped (process 1)"
+    assert world.losses == [Loss(Fault.FROZEN, 1, text)]
+
+
+@pytest.mark.parametrize("is_near", [True, False])
+def test_who_was_never_heard_is_lost_only_on_this_host(is_near: bool) -> None:
+    """Where a network may stand between us it may let no datagrams through."""
+    world = World()
+    world.judge.add(1, "process 1", is_near=is_near)
+    world.wait(1, 2)
+    knock(world, Answer.THERE, LIMITS.frozen_s + REPLACED_S + 1)
+    assert bool(world.losses) == is_near
+
+
+def test_a_process_that_goes_on_in_time_is_not_frozen() -> None:
+    world = World()
+    world.wait(1, 1, 2)
+    knock(world, Answer.THERE, LIMITS.frozen_s + REPLACED_S - 1)
+    world.wait(20, 1, 2)
+    assert world.found == []
+
+
+def test_silence_is_no_loss_while_operations_end() -> None:
+    """Then its rank is well, and only its sentinel is lost."""
+    world = World()
+    world.wait(1, 1, 2)
+    for _ in range(100):
+        world.finished += 1
+        knock(world, Answer.THERE, 1)
+    assert world.losses == []
+    knock(world, Answer.THERE, LIMITS.frozen_s + REPLACED_S + 1)
+    assert [loss.fault for loss in world.losses] == [Fault.FROZEN]
+
+
+def test_an_answer_of_the_past_does_not_count() -> None:
+    world = World()
+    world.wait(1, 1, 2)
+    knock(world, Answer.THERE, LIMITS.frozen_s)
+    world.beat(1)
+    world.wait(LIMITS.frozen_s + REPLACED_S + 1, 2)
+    assert world.losses == []
+
+
+# What peers have lost
+
+
+def test_what_a_peer_has_lost_is_lost_here_too() -> None:
+    text = "rank 2 has died (process 7)"
+    found = World().hear(Kind.FAILED, 1, reason=text, fault=Fault.LOST, about=2)
+    assert found == [Loss(Fault.LOST, 2, text)]
+
+
+def test_who_was_given_up_hears_why() -> None:
+    text = "rank 0 has been stopped by a signal for 6 s"
+    found = World().hear(Kind.FAILED, 1, reason=text, fault=Fault.FROZEN, about=0)
+    assert found == [Loss(Fault.FAILED, 1, f"rank 1 has given up: {text}")]
+
+
 # Whatever happens
 
 kinds = st.sampled_from(Kind)
@@ -229,7 +335,7 @@ def test_there_is_at_most_one_loss_and_nothing_after_it(history: list[tuple], pe
     assert len(world.losses) <= 1
     if world.losses:
         assert world.found[-1] is world.losses[0] is world.judge.loss
-        assert 1 <= world.losses[0].rank <= peers
+        assert world.losses[0].rank != 0
 
 
 well = st.sampled_from([state for state in State if state is not State.STOPPED])
@@ -271,7 +377,8 @@ def test_stopping_is_judged_by_its_length(stops_s: list[float]) -> None:
 
 @given(st.permutations(range(1, 9)), st.integers(1, 8))
 def test_datagrams_that_overtake_each_other_leave_the_newest(order: list[int], last: int) -> None:
-    judge = Judge({1: ""}, LIMITS, 0.0)
+    judge = Judge(0, LIMITS, 0.0)
+    judge.add(1, "")
     heard = order[: order.index(last) + 1]
     for number in heard * 2:
         judge.hear(Message(Kind.BEAT, 1, number, progress=number))

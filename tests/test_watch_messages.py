@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from bytelane.runtime.watch.address import ADDRESS_BYTES, Address
 from bytelane.runtime.watch.frames import Frame, Frames, Word
 from bytelane.runtime.watch.guarded import parse_state
-from bytelane.runtime.watch.judge import Fault, Loss
+from bytelane.runtime.watch.judge import Loss
 from bytelane.runtime.watch.message import (
     REASON_BYTES,
     TOKEN_BYTES,
+    Fault,
     Kind,
     Message,
     State,
@@ -18,18 +19,21 @@ from bytelane.runtime.watch.message import (
     encode,
 )
 
-TOKENS = [bytes([rank]) * TOKEN_BYTES for rank in range(8)]
+TOKENS = {rank: bytes([rank]) * TOKEN_BYTES for rank in range(8)}
+OWN = 0
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=REASON_BYTES // 4)
 messages = st.builds(
     Message,
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from([kind for kind in Kind if kind is not Kind.HELLO]),
     rank=st.integers(0, len(TOKENS) - 1),
     number=st.integers(0, 2**64 - 1),
     progress=st.integers(0, 2**64 - 1),
     state=st.sampled_from(State),
     stopped_ms=st.integers(0, 2**32 - 1),
     reason=texts,
+    fault=st.sampled_from(Fault),
+    about=st.one_of(st.just(-1), st.integers(len(TOKENS), 2**32 - 1)),
 )
 
 
@@ -38,24 +42,24 @@ messages = st.builds(
 
 @given(messages)
 def test_what_was_said_is_heard(message: Message) -> None:
-    assert decode(encode(message, TOKENS[message.rank]), TOKENS) == message
+    assert decode(encode(message, TOKENS[message.rank]), TOKENS, OWN) == message
 
 
 @given(messages, st.binary(min_size=TOKEN_BYTES, max_size=TOKEN_BYTES))
 def test_a_wrong_token_is_not_heard(message: Message, token: bytes) -> None:
-    heard = decode(encode(message, token), TOKENS)
+    heard = decode(encode(message, token), TOKENS, OWN)
     assert (heard is None) == (token != TOKENS[message.rank])
 
 
 @given(messages)
 def test_nobody_speaks_for_another_rank(message: Message) -> None:
     other = TOKENS[(message.rank + 1) % len(TOKENS)]
-    assert decode(encode(message, other), TOKENS) is None
+    assert decode(encode(message, other), TOKENS, OWN) is None
 
 
 @given(st.binary(max_size=2048))
 def test_noise_is_not_heard(noise: bytes) -> None:
-    assert decode(noise, TOKENS) is None
+    assert decode(noise, TOKENS, OWN) is None
 
 
 @given(messages, st.data())
@@ -66,28 +70,28 @@ def test_a_datagram_that_is_cut_or_spoilt_never_raises(
     datagram = datagram[: data.draw(st.integers(0, len(datagram)))]
     if datagram:
         datagram[data.draw(st.integers(0, len(datagram) - 1))] ^= data.draw(st.integers(0, 255))
-    heard = decode(bytes(datagram), TOKENS)
+    heard = decode(bytes(datagram), TOKENS, OWN)
     assert heard is None or encode(heard, TOKENS[heard.rank])
 
 
 def test_a_rank_that_does_not_exist_is_not_heard() -> None:
     message = Message(Kind.DIED, len(TOKENS), 1)
-    assert decode(encode(message, TOKENS[0]), TOKENS) is None
+    assert decode(encode(message, TOKENS[0]), TOKENS, OWN) is None
 
 
-@pytest.mark.parametrize(("place", "value"), [(4, len(Kind)), (5, len(State))])
-def test_a_kind_or_state_that_does_not_exist_is_not_heard(place: int, value: int) -> None:
+@pytest.mark.parametrize(("place", "value"), [(4, len(Kind)), (5, len(State)), (6, len(Fault))])
+def test_what_does_not_exist_is_not_heard(place: int, value: int) -> None:
     datagram = bytearray(encode(Message(Kind.DIED, 1, 1), TOKENS[1]))
-    assert decode(bytes(datagram), TOKENS) is not None
+    assert decode(bytes(datagram), TOKENS, OWN) is not None
     datagram[place] = value
-    assert decode(bytes(datagram), TOKENS) is None
+    assert decode(bytes(datagram), TOKENS, OWN) is None
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9))
 def test_a_long_reason_is_cut_between_letters(reason: str) -> None:
     reason = reason * REASON_BYTES
     datagram = encode(Message(Kind.FAILED, 1, 1, reason=reason), TOKENS[1])
-    heard = decode(datagram, TOKENS)
+    heard = decode(datagram, TOKENS, OWN)
     assert heard is not None
     assert reason.startswith(heard.reason)
     assert len(heard.reason.encode()) > REASON_BYTES - 4
@@ -95,9 +99,15 @@ def test_a_long_reason_is_cut_between_letters(reason: str) -> None:
 
 
 def test_a_reason_that_is_no_text_is_sent_all_the_same() -> None:
-    heard = decode(encode(Message(Kind.FAILED, 1, 1, reason="a\udc80b"), TOKENS[1]), TOKENS)
+    heard = decode(encode(Message(Kind.FAILED, 1, 1, reason="a\udc80b"), TOKENS[1]), TOKENS, OWN)
     assert heard is not None
     assert heard.reason == "a?b"
+
+
+def test_an_introduction_carries_the_token_of_the_one_who_is_to_hear_it() -> None:
+    hello = Message(Kind.HELLO, 9, 1, reason="where I am")  # of a rank that is not known here
+    assert decode(encode(hello, TOKENS[OWN]), TOKENS, OWN) == hello
+    assert decode(encode(hello, TOKENS[1]), TOKENS, OWN) is None
 
 
 # Addresses

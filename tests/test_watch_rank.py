@@ -26,10 +26,20 @@ from bytelane.runtime.watch import address as address_module
 from bytelane.runtime.watch.address import Address, reachable_address
 from bytelane.runtime.watch.guarded import Guarded
 from bytelane.runtime.watch.judge import Limits
-from bytelane.runtime.watch.message import TOKEN_BYTES, Kind, Message, State, decode, encode
-from bytelane.runtime.watch.radio import Radio, bind
+from bytelane.runtime.watch.knock import Knocks
+from bytelane.runtime.watch.message import (
+    TOKEN_BYTES,
+    Answer,
+    Fault,
+    Kind,
+    Message,
+    State,
+    decode,
+    encode,
+)
+from bytelane.runtime.watch.radio import Radio, bind, bind_both
 from bytelane.runtime.watch.watcher import Watcher
-from watched import PATIENCE_S, await_true, children_of
+from watched import PATIENCE_S, await_true, children_of, state_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -40,7 +50,7 @@ class Peers:
     """All other ranks of a watcher, made up: one socket, and a radio for each."""
 
     def __init__(self, world: int) -> None:
-        self.socket = bind(HERE)
+        self.socket, self.door = bind_both(HERE)
         port = self.socket.getsockname()[1]
         self.addresses = [
             Address(HERE, port, rank, os.urandom(TOKEN_BYTES)) for rank in range(world)
@@ -48,8 +58,11 @@ class Peers:
         self.said: list[str] = []
         self.watcher = Watcher(0, world, host=HERE, say=self.said.append)
         self.addresses[0] = Address.decode(self.watcher.address)
-        self.watcher.connect([one.encode() for one in self.addresses])
-        self._radios = [Radio(self.socket, rank, self.addresses) for rank in range(world)]
+        for rank in range(1, world):
+            self.watcher.connect(rank, self.addresses[rank].encode())
+        self._radios = [Radio(self.socket, rank, own) for rank, own in enumerate(self.addresses)]
+        for radio in self._radios[1:]:
+            radio.meet(0, self.addresses[0])
 
     def tell(self, rank: int, kind: Kind = Kind.BEAT, progress: int = 0, **said: object) -> None:
         radio = self._radios[rank]
@@ -60,12 +73,12 @@ class Peers:
 
     def await_message(self, *kinds: Kind) -> Message:
         """Return the next message of such a kind that the sentinel sends to one of them."""
-        tokens = [one.token for one in self.addresses]
+        tokens = {rank: one.token for rank, one in enumerate(self.addresses)}
         found: list[Message] = []
 
         def has_come() -> bool:
             try:
-                message = decode(self.socket.recv(2048), tokens)
+                message = decode(self.socket.recv(2048), tokens, 1)
             except BlockingIOError:
                 return False
             found.extend([message] if message and message.kind in kinds else [])
@@ -85,6 +98,7 @@ def peers(world: int) -> Iterator[Peers]:
             made_up.tell(rank, Kind.LEFT)  # so that nobody is waited for
         made_up.watcher.close()
         made_up.socket.close()
+        made_up.door.close()
 
 
 # Hearing of losses
@@ -125,14 +139,64 @@ def test_whoever_raises_does_not_keep_others_from_hearing() -> None:
         ]
 
 
-def test_nothing_is_waited_for_that_cannot_come() -> None:
+def test_nothing_is_waited_for_that_cannot_come(monkeypatch: pytest.MonkeyPatch) -> None:
     with peers(2) as others:
         assert others.watcher.loss() is None
         assert others.watcher.loss(0.05) is None
+        monkeypatch.setattr(sys, "executable", "/no/such/python")
         os.kill(others.watcher._process.pid, signal.SIGKILL)
         assert others.watcher.loss(1e6) is None
         assert await_true(lambda: len(others.said) == 1)
         assert "this rank's sentinel has ended" in others.said[0]
+
+
+# A sentinel that is lost
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_sentinel_is_replaced_where_it_was(number: int) -> None:
+    with peers(3) as others:
+        told: list[PeerError] = []
+        others.watcher.on_loss(told.append)
+        former, last = others.watcher._process.pid, others.await_message(Kind.BEAT).number
+        os.kill(former, number)
+        others.tell(2, Kind.DIED)  # meanwhile: whoever comes next finds it
+        assert await_true(lambda: others.watcher._process.pid != former)
+        assert others.await_message(Kind.BEAT, Kind.FAILED).number > last
+        assert await_true(lambda: [loss.rank for loss in told] == [2])
+        assert others.said == ["this rank's sentinel was lost; another one has taken its place"]
+        assert state_of(former) == "X"  # not even a zombie
+
+
+def test_a_sentinel_that_never_stays_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    with peers(2) as others:
+        monkeypatch.setattr("bytelane.runtime.watch.launch._BOOT", "raise SystemExit")
+        os.kill(others.watcher._process.pid, signal.SIGKILL)
+        assert await_true(lambda: not others.watcher._thread.is_alive())
+        assert "this rank's sentinel has ended" in others.said[-1]
+        assert len(others.said) == 5
+
+
+# A rank that is stopped or killed together with its sentinel
+
+
+def test_a_rank_is_known_to_exist_by_its_door() -> None:
+    with peers(2) as others:
+        own, knocks = others.addresses[0], Knocks()
+        assert await_true(lambda: knocks.knock(0, own) is Answer.THERE)
+        others.tell(1, Kind.LEFT)
+        others.watcher.close()
+        assert await_true(lambda: knocks.knock(0, own) is Answer.GONE)
+        knocks.forget(0)
+
+
+def test_one_of_both_is_enough_to_know_each_other() -> None:
+    one, two = (Watcher(rank, 2, host=HERE, say=print) for rank in range(2))
+    one.connect(1, two.address)
+    one.report_failure("on purpose")
+    assert str(two.loss(PATIENCE_S)) == "rank 0 failed: on purpose"
+    two.close()
+    one.close()
 
 
 # Hearing of three hundred
@@ -199,7 +263,7 @@ def test_an_ending_is_acknowledged() -> None:
 @contextmanager
 def closing(others: Peers) -> Iterator[threading.Thread]:
     """A watcher says farewell, meanwhile."""
-    others.await_message(Kind.BEAT)
+    others.await_message(Kind.BEAT, Kind.FAILED)
     thread = threading.Thread(target=others.watcher.close)
     thread.start()
     yield thread
@@ -233,13 +297,16 @@ def test_the_last_word_of_a_rank_that_failed_is_why() -> None:
         assert {(one.kind, one.reason) for one in said} == {(Kind.FAILED, "KeyError")}
 
 
-def test_what_follows_from_a_loss_is_not_reported_as_a_failure() -> None:
+def test_who_has_lost_a_peer_has_failed_because_of_it() -> None:
+    """Else a peer that was only frozen would take its leaving for a regular end."""
     with peers(3) as others:
         others.tell(1, Kind.DIED)
-        assert others.watcher.loss(PATIENCE_S)
+        loss = others.watcher.loss(PATIENCE_S)
         others.watcher.report_failure("a transfer failed")
         with closing(others):
-            assert others.await_message(Kind.LEFT, Kind.FAILED).kind is Kind.LEFT
+            said = others.await_message(Kind.LEFT, Kind.FAILED)
+            assert (said.kind, said.about, said.fault) == (Kind.FAILED, 1, Fault.LOST)
+            assert said.reason == str(loss)
             others.tell(2, Kind.ACKNOWLEDGED)
 
 
@@ -332,27 +399,31 @@ def test_without_an_interpreter_there_is_no_watcher(monkeypatch: pytest.MonkeyPa
 
 def test_wrong_addresses_are_refused() -> None:
     watcher = Watcher(0, 2, host=HERE, say=print)
-    own, other = watcher.address, Address(HERE, 9, 1, bytes(TOKEN_BYTES)).encode()
-    with pytest.raises(InputError, match="1 addresses for 2 ranks"):
-        watcher.connect([own])
-    with pytest.raises(InputError, match="address 0 is not that of rank 0"):
-        watcher.connect([other, own])
+    with pytest.raises(InputError, match="rank 2 is no peer of rank 0 among 2"):
+        watcher.connect(2, Address(HERE, 9, 1, bytes(TOKEN_BYTES)).encode())
+    with pytest.raises(InputError, match="rank 0 is no peer of rank 0"):
+        watcher.connect(0, watcher.address)
     with pytest.raises(InputError, match="the address of rank 1 cannot be read"):
-        watcher.connect([own, b"nonsense"])
+        watcher.connect(1, b"nonsense")
     watcher.close()
-
-
-def test_ranks_are_connected_once() -> None:
-    with peers(2) as others, pytest.raises(InputError, match="connect only once"):
-        others.watcher.connect([one.encode() for one in others.addresses])
 
 
 # Addresses
 
 
-@pytest.mark.parametrize("master", [None, "localhost", "127.0.0.1", "::1"])
-def test_ranks_of_one_host_use_its_loopback(master: str | None) -> None:
-    assert reachable_address(master) == "127.0.0.1"
+@pytest.mark.parametrize(
+    ("master", "host"),
+    [(None, HERE), ("localhost", HERE), ("127.0.0.1", HERE), ("::1", "::1")],
+)
+def test_ranks_of_one_host_use_its_loopback(master: str | None, host: str) -> None:
+    assert reachable_address(master) == host
+
+
+def test_ranks_of_a_host_without_ipv4_use_its_only_loopback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(address_module, "_is_ours", lambda host: host == "::1")
+    assert reachable_address("localhost") == reachable_address(None) == "::1"
 
 
 def test_the_address_is_the_one_towards_the_master() -> None:
@@ -370,7 +441,7 @@ def test_a_master_that_is_this_host_by_name_is_reached_from_outside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Debian writes 127.0.1.1 into /etc/hosts for the host's own name."""
-    towards = {"node0": "127.0.0.1", address_module._SOMEWHERE: "10.0.0.5"}
+    towards = {"node0": "127.0.0.1", address_module._SOMEWHERE[0]: "10.0.0.5"}
     monkeypatch.setattr(address_module, "_towards", towards.__getitem__)
     assert reachable_address("node0") == "10.0.0.5"
 
@@ -393,8 +464,7 @@ def test_ipv6_works_too() -> None:
     except OSError:
         pytest.skip("no IPv6 here")
     one, two = (Watcher(rank, 2, host="::1", say=print) for rank in range(2))
-    for watcher in (one, two):
-        watcher.connect([one.address, two.address])
+    one.connect(1, two.address)
     two.report_failure("on purpose")
     loss = one.loss(PATIENCE_S)
     two.close()

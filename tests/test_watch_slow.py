@@ -28,6 +28,10 @@ class Story(NamedTuple):
     holding: list[Rank]
     cut: list[Rank]
     mute: list[Rank]
+    both_stopped: list[Rank]
+    both_stopped_at: float
+    both_stopped_for_a_moment: list[Rank]
+    both_killed: list[Rank]
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +45,22 @@ def story() -> Iterator[Story]:
         holding = stack.enter_context(ranks(3))
         cut = stack.enter_context(ranks(2, Limits(silent_s=2.0)))
         mute = stack.enter_context(ranks(2))
+        both_stopped = stack.enter_context(ranks(2, Limits()))
+        both_stopped_for_a_moment = stack.enter_context(ranks(2, Limits()))
+        both_killed = stack.enter_context(ranks(3, Limits()))
 
         holding[0].tell("progress", 1)
         holding[1].tell("hold", "asleep")
         holding[2].tell("hold", "busy")
+        cut[1].signal(signal.SIGSTOP)
         os.kill(cut[1].sentinel, signal.SIGSTOP)
         os.kill(mute[1].sentinel, signal.SIGKILL)
+        for one in (both_stopped[1], both_stopped_for_a_moment[1]):
+            os.kill(one.sentinel, signal.SIGSTOP)
+            one.signal(signal.SIGSTOP)
+        both_stopped_at = time.monotonic()
+        os.kill(both_killed[1].sentinel, signal.SIGKILL)
+        both_killed[1].signal(signal.SIGKILL)
         for rank in (stopped[1], *stopped_together, stopped_unseen[1]):
             rank.signal(signal.SIGSTOP)
         os.killpg(frozen[1].pid, signal.SIGSTOP)  # all of its group, but that is not its sentinel
@@ -54,7 +68,8 @@ def story() -> Iterator[Story]:
         time.sleep(3.5)
         holding[0].tell("behind")
         os.kill(cut[1].sentinel, signal.SIGCONT)
-        for rank in (stopped[1], *stopped_together):
+        os.kill(both_stopped_for_a_moment[1].sentinel, signal.SIGCONT)
+        for rank in (cut[1], both_stopped_for_a_moment[1], stopped[1], *stopped_together):
             rank.signal(signal.SIGCONT)
         time.sleep(0.5)
         stopped[1].signal(signal.SIGSTOP)  # once more: stops do not add up
@@ -63,9 +78,22 @@ def story() -> Iterator[Story]:
         stopped[1].signal(signal.SIGCONT)
         holding[1].expect("done hold")
         holding[2].expect("done hold")
+        both_stopped[0].expect("loss ")
         yield Story(
-            frozen, frozen_at, stopped, stopped_together, stopped_unseen, holding, cut, mute
+            frozen,
+            frozen_at,
+            stopped,
+            stopped_together,
+            stopped_unseen,
+            holding,
+            cut,
+            mute,
+            both_stopped,
+            both_stopped_at,
+            both_stopped_for_a_moment,
+            both_killed,
         )
+        os.kill(both_stopped[1].sentinel, signal.SIGCONT)
 
 
 def test_a_frozen_rank_is_named_on_every_other_rank(story: Story) -> None:
@@ -94,7 +122,7 @@ def test_a_rank_that_holds_the_interpreter_is_waited_for_and_named(story: Story)
 
 
 def test_a_rank_that_cannot_be_heard_for_a_while_is_waited_for(story: Story) -> None:
-    """As if its link was cut: its sentinel was stopped, and goes on."""
+    """As if its link was cut: it was stopped with its sentinel, and goes on."""
     first, second = story.cut
     first.expect("line nothing was heard of rank 1 for 2 s; that is waited for until 60 s")
     first.expect("line now heard of rank 1")
@@ -103,14 +131,36 @@ def test_a_rank_that_cannot_be_heard_for_a_while_is_waited_for(story: Story) -> 
     assert "has died" in first.expect("loss ")
 
 
-def test_a_rank_that_cannot_be_heard_for_long_is_lost(story: Story) -> None:
+def test_a_rank_whose_sentinel_is_killed_is_not_lost(story: Story) -> None:
     first, second = story.mute
-    second.expect("line this rank's sentinel has ended")
+    second.expect("line this rank's sentinel was lost; another one has taken its place")
     assert state_of(second.sentinel) == "X"  # not even a zombie
-    assert first.expect("loss ").startswith(
-        "loss PeerLost 1 rank 1 has not been heard of for 4 s: its host or network is gone"
+    assert first.complaints() == []
+    second.signal(signal.SIGKILL)
+    assert "PeerLost 1 rank 1 has died (process" in first.expect("loss ")
+
+
+def test_a_rank_that_is_stopped_with_its_sentinel_is_frozen(story: Story) -> None:
+    """As a container that is paused."""
+    first, second = story.both_stopped
+    assert "loss PeerFrozen 1 rank 1 has said nothing for 8 s" in first.expect("loss ")
+    assert first.when("loss ") - story.both_stopped_at < NOTICED_S
+    os.kill(second.sentinel, signal.SIGCONT)
+    second.signal(signal.SIGCONT)
+    assert second.expect("loss ").startswith(
+        "loss PeerFailed 0 rank 0 has given up: rank 1 has said nothing for 8 s"
     )
-    assert len(first.lines("nothing was heard of rank 1")) == 1
+
+
+def test_a_rank_that_is_stopped_with_its_sentinel_for_a_moment_goes_on(story: Story) -> None:
+    assert [rank.complaints() for rank in story.both_stopped_for_a_moment] == [[], []]
+
+
+def test_a_rank_that_is_killed_with_its_sentinel_is_named(story: Story) -> None:
+    first, _, third = story.both_killed
+    for rank in (first, third):
+        assert "loss PeerLost 1 rank 1 has died, and its sentinel too" in rank.expect("loss ")
+        assert rank.when("loss ") - story.both_stopped_at < NOTICED_S
 
 
 def test_without_pidfd_and_proc_a_death_is_noticed_and_freezing_is_not(story: Story) -> None:

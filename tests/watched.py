@@ -137,7 +137,9 @@ def ranks(world: int, limits: Limits = QUICK, *options: str) -> Iterator[list[Ra
 
 
 def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Those that any of its threads has started."""
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for thread in threads for child in thread.read_text().split()]
 
 
 def state_of(pid: int) -> str:
@@ -199,7 +201,9 @@ def heard_of_all() -> bool:
 def obey(word: str, *words: str) -> None:
     match word:
         case "connect":
-            watcher.connect([bytes.fromhex(address) for address in words])
+            for rank, address in enumerate(words):
+                if rank != int(numbers[0]):
+                    watcher.connect(rank, bytes.fromhex(address))
             await_true(heard_of_all)
             say("connected")
         case "progress":

@@ -175,8 +175,9 @@ class _Follower:
 def _meet(control: Control) -> list[tuple[socket.socket, BinaryIO]]:
     """Connect the first rank with every other one; a stranger who connects is turned away."""
     host = os.environ["MASTER_ADDR"]
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
     if control.rank == 0:
-        with socket.create_server((host, 0)) as server:
+        with socket.create_server((host, 0), family=family) as server:
             token = new_token()
             bytes_from(0, PLACE.pack(server.getsockname()[1], token), control)
             connections = accept_known(server, token, control.size - 1, CONNECTED_WITHIN_S)
@@ -187,5 +188,8 @@ def _meet(control: Control) -> list[tuple[socket.socket, BinaryIO]]:
     for connection in connections:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, LOW_DELAY)
+        if connection.family == socket.AF_INET6:
+            connection.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, LOW_DELAY)
+        else:
+            connection.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, LOW_DELAY)
     return [(connection, connection.makefile("rb")) for connection in connections]

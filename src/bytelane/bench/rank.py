@@ -182,9 +182,9 @@ def _measured(model: str) -> Job:
     """Let rank 0 profile the model, since all ranks must plan for the same job."""
     _say("profiling the model")
     mine = msgspec.json.encode(measure_job(model))
-    return msgspec.json.decode(
-        bytes_from(0, mine, Control(our_groups().agreeing, TIMEOUT_S)), type=Job
-    )
+    groups = our_groups()
+    control = Control(groups.agreeing, TIMEOUT_S, groups.peers)
+    return msgspec.json.decode(bytes_from(0, mine, control), type=Job)
 
 
 def _finds_a_mutation(workload: Workload) -> bool:

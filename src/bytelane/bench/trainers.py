@@ -30,6 +30,7 @@ from bytelane.runtime.engine import Engine
 from bytelane.runtime.torch import attach
 from bytelane.runtime.torch.control import Control
 from bytelane.runtime.torch.groups import Groups
+from bytelane.runtime.torch.peers import meet
 from bytelane.runtime.torch.planning import FIRST_ITERATIONS, FIRST_REVIEW
 from bytelane.runtime.torch.transport import AllReduceTransport, Gradient
 from bytelane.sim import make_planner, simulate
@@ -55,7 +56,7 @@ def our_groups() -> Groups:
     Contenders take turns, so they can share them. Each group of gloo's has a thread that wakes up a
     hundred times a second, also while others are being timed.
     """
-    return Groups()
+    return Groups(meet(TIMEOUT_S), TIMEOUT_S)
 
 
 class Trainer(Protocol):
@@ -201,8 +202,9 @@ class CoordinatedTrainer(OurTrainer):
 
     def __init__(self, workload: Workload, policy: str, knobs: Knobs, keep_iterations: int) -> None:
         planner = preferring_what_is_needed_first(make_planner(policy, knobs))
-        make_engine = Coordinator(Control(our_groups().agreeing, TIMEOUT_S)).make_engine
-        super().__init__(workload, planner, keep_iterations, make_engine=make_engine)
+        groups = our_groups()
+        coordinator = Coordinator(Control(groups.agreeing, TIMEOUT_S, groups.peers))
+        super().__init__(workload, planner, keep_iterations, make_engine=coordinator.make_engine)
         self._policy = partial(make_policy, policy, knobs=knobs)
 
     def schedule(self, cluster: Cluster) -> Policy:

@@ -182,5 +182,7 @@ def _slowest(seconds: float, group: "dist.ProcessGroup") -> float:
     import torch.distributed as dist
 
     value = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group)
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+    group.allreduce([value], options).wait()
     return float(value)

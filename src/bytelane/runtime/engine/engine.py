@@ -61,6 +61,7 @@ class Engine:
         timeout_s: float,
         scheduler: Decider | None = None,
         clock: Clock = time.perf_counter,
+        finished: Callable[[], None] = lambda: None,
         still_waiting: Callable[[float], None] = lambda waited_s: None,
         who_is_behind: Callable[[], str] = lambda: "another rank is slow, or does something else",
     ) -> None:
@@ -71,6 +72,7 @@ class Engine:
         self._names = tensor_names
         self._timeout_s = timeout_s
         self._clock = clock
+        self._count_finished = finished
         self._still_waiting = still_waiting
         self._who_is_behind = who_is_behind
         self._scheduler: Decider = scheduler or Scheduler.of_plan(plan)
@@ -184,6 +186,24 @@ class Engine:
             self._failure = self._failure or error
             self._changed.notify_all()
 
+    def drain(self, limit_s: float) -> bool:
+        """Tell whether all that was launched is over within this time, well or not."""
+
+        def over() -> bool:
+            return not self._launched_at
+
+        with self._changed:
+            self._waiting.append(over)
+            try:
+                return self._changed.wait_for(over, limit_s)
+            finally:
+                self._waiting.remove(over)
+
+    def disown(self, error: TrainingError) -> None:
+        """Refuse everything, in a forked child: the threads that would answer are not there."""
+        self._changed = threading.Condition(threading.RLock())  # one of them may hold the other
+        self._failure = error
+
     def _launch(self, starts: list[Start]) -> None:
         self._to_launch.extend(start.operation for start in starts)
         if self._launching:
@@ -208,6 +228,7 @@ class Engine:
             if error is not None:
                 self.fail(self._named(operation, error))
                 return
+            self._count_finished()
             self.transfers.append(Transfer(operation, launched_at, now))
             self._launch(self._scheduler.notify_finish(operation, now))
             # Nobody is woken up in vain: that would take the interpreter from this thread.

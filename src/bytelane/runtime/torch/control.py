@@ -7,11 +7,12 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from bytelane.errors import PeerError, TransferFailed, TransferTimeout
+from bytelane.errors import PeerError, TrainingError, TransferFailed, TransferTimeout
 from bytelane.runtime.engine.engine import PATIENCE_S
 
-# A transfer to a dead rank fails before its sentinel has told of the death.
-VERDICT_S = 6.0
+# A transfer to a dead rank fails before its sentinel has told of the death; or, if that has died
+# too, before the other sentinels have noticed.
+VERDICT_S = 8.0
 
 
 class KnowsPeers(Protocol):
@@ -19,6 +20,9 @@ class KnowsPeers(Protocol):
 
     def count(self) -> None:
         """One more operation is launched here."""
+
+    def count_finished(self) -> None:
+        """One more operation is over."""
 
     def loss(self, wait_s: float = 0.0) -> PeerError | None:
         """Return who is lost, if that is known within this time."""
@@ -30,29 +34,18 @@ class KnowsPeers(Protocol):
         """Return which rank has launched least, and how it is."""
 
 
-class NoPeersKnown:
-    """Before the ranks have met."""
-
-    def count(self) -> None:
-        pass
-
-    def loss(self, wait_s: float = 0.0) -> None:
-        return None
-
-    def still_waiting(self, waited_s: float) -> None:
-        pass
-
-    def who_is_behind(self) -> str:
-        return "one is slow, or does something else"
-
-
 class Control:
     """Small collectives, one after the other, that all ranks take part in."""
 
-    def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
-        self.peers: KnowsPeers = NoPeersKnown()
+    def __init__(self, group: dist.ProcessGroup, timeout_s: float, peers: KnowsPeers) -> None:
+        self._peers = peers
         self._group = group
         self._timeout_s = timeout_s
+        self._refusal: TrainingError | None = None
+
+    def disown(self, error: TrainingError) -> None:
+        """Refuse everything, in a forked child."""
+        self._refusal = error
 
     @property
     def rank(self) -> int:
@@ -81,15 +74,18 @@ class Control:
         self._finish(lambda: self._group.broadcast([tensor], options))
 
     def _finish(self, launch: Callable[[], dist.Work]) -> None:
-        self.peers.count()
+        if self._refusal is not None:
+            raise self._refusal
+        self._peers.count()
         over = threading.Event()
         try:
             future = launch().get_future()
             future.add_done_callback(lambda _: over.set())
             self._wait_for(over)
             future.value()
+            self._peers.count_finished()
         except RuntimeError as error:
-            raise name_failure(error, self.peers) from error
+            raise name_failure(error, self._peers) from error
 
     def _wait_for(self, over: threading.Event) -> None:
         waited_s = 0.0
@@ -98,9 +94,9 @@ class Control:
             if waited_s >= self._timeout_s:
                 raise TransferTimeout(
                     f"other ranks did not come to an agreement within {self._timeout_s:g} s; "
-                    f"{self.peers.who_is_behind()}"
+                    f"{self._peers.who_is_behind()}"
                 )
-            self.peers.still_waiting(waited_s)
+            self._peers.still_waiting(waited_s)
 
 
 def name_failure(error: Exception, peers: KnowsPeers) -> Exception:

@@ -1,12 +1,16 @@
 """Process groups of our own: an operation of ours never meets a collective of the user's."""
 
-import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
 
 import torch.distributed as dist
 
+from bytelane.runtime.torch.peers import Peers
 from bytelane.runtime.torch.sockets import Sockets
+
+Measured = TypeVar("Measured")
 
 # What the user is done with, until no operation of theirs holds it any more.
 _dropped: list[dist.ProcessGroup] = []
@@ -17,19 +21,41 @@ _HELD_BY_US = 3
 class Groups:
     """Those of one prepared model: one to agree on, and one a lane. All ranks open them alike."""
 
-    def __init__(self) -> None:
+    def __init__(self, peers: Peers, timeout_s: float) -> None:
+        self.peers = peers
+        self._timeout_s = timeout_s
+        self._page = peers.page
         self._sockets = Sockets()
         self._lanes: list[dist.ProcessGroup] = []
-        with self._sockets.collecting():
-            self._lanes.append(_open_group())
-            self.agreeing = _open_group()
+        self.agreeing = self._open("agreeing")
+        self.lanes(1)
 
     def lanes(self, count: int) -> Sequence[dist.ProcessGroup]:
         """Return so many lanes; those that are not there yet are opened."""
-        with self._sockets.collecting():
-            while len(self._lanes) < count:
-                self._lanes.append(_open_group())
+        while len(self._lanes) < count:
+            self._lanes.append(self._open(f"lane {len(self._lanes)}"))
         return self._lanes[:count]
+
+    def measure(self, probe: Callable[[dist.ProcessGroup], Measured]) -> Measured:
+        """Return what all ranks measure together on the first lane."""
+        with self._breaking():
+            return self.peers.do_together(
+                lambda: probe(self._lanes[0]), self._timeout_s, "the network was not measured"
+            )
+
+    def _open(self, name: str) -> dist.ProcessGroup:
+        _close_what_is_free()
+        with self._breaking(), self._sockets.collecting():
+            return self.peers.open_group(f"{self._page}/{name}", self._timeout_s)
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """After an error let nothing wait any longer for the others."""
+        try:
+            yield
+        except BaseException:
+            self.break_all()
+            raise
 
     def break_all(self) -> None:
         """Make everything fail that is in flight, at once; callable from any thread."""
@@ -37,19 +63,7 @@ class Groups:
 
     def drop(self) -> None:
         """Let go of them, although other ranks may still need what is in flight."""
-        for group in (*self._lanes, self.agreeing):
-            # The user may have destroyed all groups already.
-            with contextlib.suppress(Exception):
-                dist.destroy_process_group(group)
-            _dropped.append(group)
-
-
-def _open_group() -> dist.ProcessGroup:
-    _close_what_is_free()
-    group = dist.new_group(backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)
-    group.barrier().wait()  # opens its sockets
-    return group
+        _dropped.extend([*self._lanes, self.agreeing])
 
 
 def _close_what_is_free() -> None:

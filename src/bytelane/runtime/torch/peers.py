@@ -1,38 +1,68 @@
-"""The other ranks: who is lost ends every session here; who is slow is waited for, and named."""
+"""The other ranks: who is lost ends every session here; who is slow is waited for, and named.
 
+Sentinels come first. A rank that enters ``prepare`` starts its own, leaves its address in torch's
+store, and its sentinel gets to know the others' one by one, as they come. Whatever is waited for
+after that is watched by them, and until then by the connections of the user's own process group.
+"""
+
+import itertools
 import os
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
-from bytelane.errors import PeerError, TrainingError
+from bytelane.errors import (
+    PeerError,
+    PeerFailed,
+    PeerLost,
+    TrainingError,
+    TransferFailed,
+    TransferTimeout,
+)
 from bytelane.runtime.engine.engine import PATIENCE_S
-from bytelane.runtime.torch.control import Control
+from bytelane.runtime.torch.control import VERDICT_S
+from bytelane.runtime.torch.errand import Errand
+from bytelane.runtime.torch.register import Links, Register
 from bytelane.runtime.watch.address import reachable_address
 from bytelane.runtime.watch.standing import waiting_line, who_is_behind
 from bytelane.runtime.watch.watcher import Watcher
+from bytelane.runtime.watch.words import name_ranks
 from bytelane.terminal import announce
 
 End = Callable[[TrainingError], None]
+Result = TypeVar("Result")
+
+_STEP_S = 0.1
+# A connection breaks before the sentinel of the rank behind it has told why.
+_REASON_S = 2.0
+_BREAKING_S = 1.0
 
 
 class Peers:
     """What this process knows of the other ranks, for all models that it trains."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self) -> None:
+        self.is_new = True
+        """Whether the ranks have not met yet."""
+        self.page = ""
+        """Of the register, for what the ranks do next; the same on all of them."""
         self._world = dist.group.WORLD
         self._has_failed = False
         self._methods: list[weakref.WeakMethod[End]] = []
-        self._launched = 0
-        self._rank, self._size = control.rank, control.size
+        self._launched = self._finished = 0
+        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._absent = set(range(self._size)) - {self._rank}
+        self._links = Links()
+        self._register = Register(self._rank, self._size)
+        self._errands: list[Errand[Any]] = []
         host = reachable_address(os.environ.get("MASTER_ADDR"))
         self._watcher = Watcher(self._rank, self._size, host=host, say=announce)
-        mine = torch.frombuffer(bytearray(self._watcher.address), dtype=torch.uint8)
-        self._watcher.connect([bytes(row.tolist()) for row in control.all_gather(mine)])
         self._watcher.on_loss(self._end_all)
 
     def tell(self, end: End) -> None:
@@ -44,6 +74,11 @@ class Peers:
         """One more operation is launched here; all ranks launch the same ones."""
         self._launched += 1
         self._watcher.progress(self._launched)
+
+    def count_finished(self) -> None:
+        """One more operation is over, so all ranks have done their part of it."""
+        self._finished += 1
+        self._watcher.finished(self._finished)
 
     def loss(self, wait_s: float = 0.0) -> PeerError | None:
         """Return who is lost, if that is known within this time."""
@@ -71,9 +106,138 @@ class Peers:
         same_world = self._world is dist.group.WORLD
         return same_world and not self._has_failed and self._watcher.loss() is None
 
+    # --- meeting -------------------------------------------------------------------------------
+
+    def meet(self, page: str, timeout_s: float) -> bool:
+        """Wait for all ranks to come here; tell whether all have met before, or none has."""
+        new: dict[int, bool] = {}
+        over = threading.Event()
+        self._absent = set(range(self._size)) - {self._rank}
+
+        def found(rank: int, word: bytes) -> None:
+            new[rank] = word[:1] == b"1"
+            if new[rank] and self.is_new:
+                self._watcher.connect(rank, word[1:])
+            self._absent.discard(rank)
+
+        mine = (b"1" if self.is_new else b"0") + self._watcher.address
+        self.watch_over(
+            lambda: self._register.exchange(page, mine, found, over),
+            over,
+            timeout_s,
+            lambda limit: f"{name_ranks(sorted(self._absent))} did not call prepare() {limit}",
+        )
+        self.page = page
+        alike = all(other == self.is_new for other in new.values())
+        if alike and (loss := self.loss()):
+            raise loss
+        return alike
+
+    def open_group(self, page: str, timeout_s: float) -> dist.ProcessGroup:
+        """Connect all ranks once more, for operations of one kind."""
+        over = threading.Event()
+        return self.do_together(
+            lambda: self._register.open_group(page, over),
+            timeout_s,
+            "connections to all ranks did not open",
+            over,
+        )
+
+    def do_together(
+        self,
+        do: Callable[[], Result],
+        timeout_s: float,
+        complaint: str,
+        over: threading.Event | None = None,
+    ) -> Result:
+        """Do what all ranks do, and what ends only when all have."""
+        self.count()
+        result = self.watch_over(
+            do,
+            over or threading.Event(),
+            timeout_s,
+            lambda limit: f"{complaint} {limit}; {self.who_is_behind()}",
+        )
+        self.count_finished()
+        return result
+
+    def watch_over(
+        self,
+        do: Callable[[], Result],
+        over: threading.Event,
+        timeout_s: float,
+        complain: Callable[[str], str],
+    ) -> Result:
+        """Do what may block without a word, and raise who is lost meanwhile, or a timeout.
+
+        ``over`` is set when nobody waits for it any more.
+        """
+        errand = Errand(do)
+        self._errands = [*(one for one in self._errands if not one.wait(0)), errand]
+        began_s, told_s = time.monotonic(), PATIENCE_S
+        try:
+            while not errand.wait(_STEP_S):
+                waited_s = time.monotonic() - began_s
+                self._raise_loss(waited_s)
+                if waited_s >= timeout_s:
+                    raise TransferTimeout(complain(f"within {timeout_s:g} s"))
+                if waited_s >= told_s:
+                    told_s *= 2
+                    self._say_for_whom(waited_s)
+            return errand.result()
+        except (RuntimeError, TransferFailed) as error:
+            raise self._named(error) from error
+        except TrainingError as error:
+            self._give_up(error)
+            raise
+        finally:
+            over.set()
+
+    def _raise_loss(self, waited_s: float) -> None:
+        loss = self._watcher.loss()
+        # A rank that has failed may come and begin anew: then all do.
+        if loss and not (isinstance(loss, PeerFailed) and self._absent and not self.is_new):
+            raise loss
+        if (rank := self._links.broken(waited_s)) is not None:
+            raise self._watcher.loss(_REASON_S) or _ended(rank)
+
+    def _named(self, error: Exception) -> TrainingError:
+        """Return who is the reason why the store or a group has failed."""
+        deadline_s = time.monotonic() + VERDICT_S
+        named: TrainingError | None = None
+        while named is None and time.monotonic() < deadline_s:
+            named = self._watcher.loss(_STEP_S)
+            rank = self._links.broken(0.0)
+            if named is None and rank is not None:
+                named = self._watcher.loss(_REASON_S) or _ended(rank)
+        named = named or TransferFailed(f"ranks cannot meet: {error}")
+        self._give_up(named)
+        return named
+
+    def _give_up(self, error: TrainingError) -> None:
+        self._has_failed = True
+        if isinstance(error, PeerError):
+            self._watcher.give_up(error)
+        else:
+            self._watcher.report_failure(str(error))
+
+    def _say_for_whom(self, waited_s: float) -> None:
+        absent = sorted(self._absent)
+        if not absent:
+            self.still_waiting(waited_s)
+        elif self._rank == min(set(range(self._size)) - self._absent):
+            not_yet = f"{'it has' if len(absent) == 1 else 'they have'} not called prepare()"
+            announce(f"waiting for {name_ranks(absent)} for {waited_s:.0f} s; {not_yet}")
+
+    # --- leaving -------------------------------------------------------------------------------
+
     def close(self) -> None:
         """Leave in order."""
         self._watcher.close()
+        blocked = [errand for errand in self._errands if not errand.wait(_STEP_S)]
+        if blocked:  # at the store, whose host is frozen: its thread must not wake up at exit
+            self._register.close()
+            blocked[0].wait(_BREAKING_S)
 
     def _end_all(self, error: PeerError) -> None:
         for method in self._methods:
@@ -82,19 +246,22 @@ class Peers:
 
 
 _peers: Peers | None = None
+_meetings = itertools.count()
 
 
-def meet(control: Control) -> Peers:
-    """Return the other ranks; all get to know each other again if somebody has to."""
+def meet(timeout_s: float) -> Peers:
+    """Return the other ranks when all are here; they get to know each other again if one has to."""
     global _peers
-    somebody_cannot = torch.tensor(int(_peers is None or not _peers.is_usable))
-    control.all_reduce(somebody_cannot, dist.ReduceOp.MAX)
-    if somebody_cannot:
-        leave()
-        _peers = Peers(control)
-        _report_what_is_not_caught()
-    assert _peers is not None
-    return _peers
+    while True:
+        if _peers is None or not _peers.is_usable:
+            leave()
+            _peers = Peers()
+            _report_what_is_not_caught()
+        if _peers.meet(str(next(_meetings)), timeout_s):
+            _peers.is_new = False
+            return _peers
+        if not _peers.is_new:
+            leave()
 
 
 def leave() -> None:
@@ -119,6 +286,19 @@ def _report_what_is_not_caught() -> None:
 
     report.reports_to_peers = True  # type: ignore[attr-defined]
     sys.excepthook = report
+
+
+def _ended(rank: int) -> PeerLost:
+    return PeerLost(f"rank {rank} has ended: its connections are closed", rank)
+
+
+def _forget_in_child() -> None:
+    """Have no part in training, in a forked child: its threads and its sentinel are the rank's."""
+    global _peers
+    _peers = None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _is_telling(waited_s: float) -> bool:

@@ -81,9 +81,10 @@ def attach(
         return None
     if id(model) in _sessions:
         raise NotSupported("this model is prepared already; call prepare() once")
-    groups = shared or Groups()
-    control = Control(groups.agreeing, timeout_s)
-    control.peers = peers = meet(control)
+    _flush_all_at_exit()
+    peers = meet(timeout_s)
+    groups = shared or Groups(peers, timeout_s)
+    control = Control(groups.agreeing, timeout_s, peers)
     problem = first_problem(model, optimizers) or _trained_elsewhere(model)
     agreement.refuse_together(problem, control)
     _agree_on_model(model, optimizers, control)
@@ -120,7 +121,6 @@ def attach(
     _sessions[id(model)] = session
     if shared is None:
         weakref.finalize(session, groups.drop).atexit = False
-    _flush_all_at_exit()
     return session
 
 
@@ -293,7 +293,18 @@ def _flush_all() -> None:
             session.say_farewell()
         except TrainingError as error:
             announce(" ".join(["at exit:", str(error), *getattr(error, "__notes__", [])]))
+    for session in list(_sessions.values()):
+        session.come_to_rest()
     leave()
+
+
+def _disown_all() -> None:
+    for session in list(_sessions.values()):
+        session.disown()
+    _sessions.clear()
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 def _say(message: str) -> None:

@@ -12,6 +12,7 @@ the onlooker settles what anybody else looks at, and whoever wants everything ca
 Updates are made only in the training thread, so nothing changes under the user's feet.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -48,6 +49,14 @@ from bytelane.trace.recording import Recorder
 OUTSIDE = "the loop"
 # DDP's name for it: scripts that accumulate gradients switch this attribute of their model.
 SYNC_FLAG = "require_backward_grad_sync"
+# How long others may take, at exit, to do their part of what is in flight.
+REST_S = 2.0
+# From an operation's end being told to the last line of that.
+LAST_LINES_S = 0.05
+_FORKED = (
+    "this process was forked from a rank, and has no part in its training; "
+    "give it a copy of the model, made before"
+)
 
 
 class Say(Protocol):
@@ -114,7 +123,7 @@ class Session:
             planner,
             self.watch,
             control,
-            probe=None if probe is None else partial(probe, groups.lanes(1)[0]),
+            probe=None if probe is None else partial(groups.measure, probe),
             review=review,
         )
         self._rounds = Rounds(
@@ -520,6 +529,23 @@ class Session:
             )
         complete = self._rounds.step - 1 if self._owed else self._rounds.step
         return f"The weights are those after step {complete}."
+
+    def come_to_rest(self) -> None:
+        """See to it, at exit, that nothing is in flight any more.
+
+        The end of an operation is told in a thread of gloo's. One that needs the interpreter when
+        that is gone is thrown out of the middle of C++, and the process is aborted.
+        """
+        if not self._sync.drain(0.0 if self._sync.failure else REST_S):
+            self._groups.break_all()
+            self._sync.drain(REST_S)
+            time.sleep(LAST_LINES_S)
+
+    def disown(self) -> None:
+        """Have no part in training any more, in a forked child: a plain model, or an error."""
+        self._sync.disown(NotSupported(_FORKED))
+        self._control.disown(NotSupported(_FORKED))
+        self.farewell = None
 
     def end(self, error: TrainingError) -> None:
         """Another rank is lost: nobody shall wait for it. Called from any thread."""

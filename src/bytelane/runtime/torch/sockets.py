@@ -24,8 +24,10 @@ class Sockets:
     def collecting(self) -> Iterator[None]:
         """Count as ours what is opened within."""
         before = _open_sockets()
-        yield
-        self._identities |= dict(_open_sockets().items() - before.items())
+        try:
+            yield
+        finally:
+            self._identities |= dict(_open_sockets().items() - before.items())
 
     def break_all(self) -> None:
         """Shut down those that are still open."""

@@ -59,6 +59,7 @@ class Synchroniser:
             self.transport,
             tensor_names=trained.names,
             timeout_s=self._timeout_s,
+            finished=self._peers.count_finished,
             still_waiting=self._peers.still_waiting,
             who_is_behind=self._peers.who_is_behind,
         )
@@ -105,8 +106,10 @@ class Synchroniser:
         try:  # and no context manager: this is done for every operation
             self.transport.take(gradients)
             self._engine.notify_ready(*[gradient.tensor for gradient in gradients])
-        except TransferFailed as error:
-            raise name_failure(error, self._peers) from error
+        except Exception as error:  # of gloo's, too: a group that is broken refuses at once
+            if isinstance(self._engine.failure, TransferFailed):
+                raise name_failure(self._engine.failure, self._peers) from error
+            raise
 
     def forget(self, tensor: int) -> None:
         """Let go of a gradient that has arrived."""
@@ -141,6 +144,15 @@ class Synchroniser:
             yield
         except TransferFailed as error:
             raise name_failure(error, self._peers) from error
+
+    def drain(self, limit_s: float) -> bool:
+        """Tell whether nothing is in flight within this time."""
+        return self._engine.drain(limit_s)
+
+    def disown(self, error: TrainingError) -> None:
+        """Refuse everything, in a forked child."""
+        self._failure = error
+        self._engine.disown(error)
 
     def fail(self, error: TrainingError) -> None:
         """Refuse everything from now on; callable from any thread."""

@@ -1,16 +1,17 @@
 """Where a rank's sentinel is reached."""
 
+import contextlib
 import socket
 from typing import NamedTuple
 
 from bytelane.runtime.watch.message import TOKEN_BYTES
 
 ADDRESS_BYTES = 96
-"""Every address is that long, so that ranks can gather them as rows of one tensor."""
+"""Every address is that long."""
 
-_LOOPBACK = "127.0.0.1"
-_LOOPBACKS = ("localhost", _LOOPBACK, "::1")
-_SOMEWHERE = "192.0.2.1"  # reserved for documentation: nobody is there, but a route leads outside
+LOOPBACKS = ("127.0.0.1", "::1")
+# Reserved for documentation: nobody is there, but a route leads outside.
+_SOMEWHERE = ("192.0.2.1", "2001:db8::1")
 
 
 class Address(NamedTuple):
@@ -54,15 +55,26 @@ def reachable_address(master: str | None) -> str:
     Nothing is sent. A master that is known here by a name for the loopback, as Debian does with a
     host's own name, is this host; others reach it by the address that leads outside.
     """
-    if master is None or master in _LOOPBACKS:
-        return _LOOPBACK
+    if master is None or master == "localhost":
+        return next((host for host in LOOPBACKS if _is_ours(host)), LOOPBACKS[0])
+    if master in LOOPBACKS:
+        return master
     found = _towards(master)
     if found.startswith("127.") or found == "::1":
-        try:
-            return _towards(_SOMEWHERE)
-        except OSError:  # no way outside, so nobody comes from there
-            return found
-    return found
+        for somewhere in _SOMEWHERE:
+            with contextlib.suppress(OSError):
+                return _towards(somewhere)
+    return found  # no way outside, so nobody comes from there
+
+
+def _is_ours(host: str) -> bool:
+    """Tell whether this host has an address: one without IPv4 has no 127.0.0.1."""
+    try:
+        with socket.socket(family_of(host), socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _towards(host: str) -> str:

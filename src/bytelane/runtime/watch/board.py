@@ -1,7 +1,7 @@
 """A page of memory that a rank and its sentinel share.
 
-The rank writes its own progress, the sentinel what it has heard of each peer. That wakes nobody. A
-reader may see half of a change; each number by itself is right.
+The rank writes its own progress, the sentinel its pulse and what it has heard of each peer. That
+wakes nobody. A reader may see half of a change; each number by itself is right.
 """
 
 import mmap
@@ -11,7 +11,10 @@ from typing import NamedTuple
 from bytelane.runtime.watch.message import Kind, Message, State
 
 _ROW = struct.Struct("=QdBB6x")
-_ROWS_AT = 8  # behind the rank's own progress
+# Numbers in front of the rows: operations that the rank has launched, and that are over; how often
+# the sentinel has looked at it.
+LAUNCHED, FINISHED, PULSE = range(3)
+_ROWS_AT = 24
 
 
 class Row(NamedTuple):
@@ -34,7 +37,7 @@ class Board:
     def __init__(self, descriptor: int, world: int) -> None:
         self._memory: mmap.mmap | bytearray = mmap.mmap(descriptor, size_bytes(world))
         self.own = memoryview(self._memory)[:_ROWS_AT].cast("Q")
-        """One number: the rank's progress."""
+        """Three numbers: :data:`LAUNCHED`, :data:`FINISHED`, :data:`PULSE`."""
 
     def detach(self) -> None:
         """Go on with a private copy. The shared page goes with its last user, and its file too."""

@@ -8,7 +8,10 @@ _HEAD = struct.Struct("=IB")
 
 
 class Word(IntEnum):
-    """The first three are the rank's, the others the sentinel's."""
+    """The first three are the rank's, the others the sentinel's.
+
+    ``CONNECT`` names one peer: its rank in 4 bytes, and its address.
+    """
 
     CONNECT = 0
     FAIL = 1

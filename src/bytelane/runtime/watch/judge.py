@@ -3,20 +3,23 @@
 ::
 
     unheard ──▶ alive ⇄ silent ──(lost_s)──▶ PeerLost
+                  │       ├──(its process is gone, and its host is not)──▶ PeerLost
+                  │       └──(its process is there, and nothing moves)───▶ PeerFrozen
                   ├──(stopped for frozen_s)──▶ PeerFrozen
                   ├──(it raised)─────────────▶ PeerFailed
+                  ├──(it has lost a peer)────▶ the same loss
                   ├──(its process is gone)───▶ PeerLost
                   └──(it left in order)──▶ left ──(we have launched more than it did)──▶ PeerLost
 
 The first loss is the only one: what comes after it is its consequence, as a rule. Silence of a peer
-that was never heard is no loss, since then the network does not let datagrams through.
+on another host that was never heard is no loss, since then the network does not let datagrams
+through. Neither is silence while operations end here, in which that peer takes part: then only its
+sentinel is lost.
 """
 
-from collections.abc import Mapping
-from enum import IntEnum
 from typing import NamedTuple
 
-from bytelane.runtime.watch.message import Kind, Message, State
+from bytelane.runtime.watch.message import Answer, Fault, Kind, Message, State
 from bytelane.runtime.watch.words import name_ranks
 
 # Time counts only while we listen: a sentinel that was itself held up must not blame its peers.
@@ -25,6 +28,10 @@ MOST_TICK_S = 1.0
 AWAKE_S = 2.0
 # A link that is cut silences many within a second: one line for all of them.
 GATHER_S = 1.0
+# Three heartbeats did not come: ask the kernel over there.
+KNOCK_S = 3.0
+# A sentinel that is lost alone is replaced within this time; after it, silence is its rank's, too.
+REPLACED_S = 3.0
 
 
 class Limits(NamedTuple):
@@ -32,18 +39,10 @@ class Limits(NamedTuple):
 
     frozen_s: float = 5.0
     """Stopped by a signal: an error."""
-    silent_s: float = 10.0
+    silent_s: float = 8.0
     """Not heard of: a line."""
     lost_s: float = 60.0
     """Not heard of: an error."""
-
-
-class Fault(IntEnum):
-    """Which error a loss becomes."""
-
-    LOST = 0
-    FROZEN = 1
-    FAILED = 2
 
 
 class Loss(NamedTuple):
@@ -67,16 +66,22 @@ Finding = Loss | str
 
 
 class _Peer:
-    def __init__(self, rank: int, place: str) -> None:
+    def __init__(self, rank: int, place: str, is_near: bool) -> None:
         self.rank = rank
         self.place = place
+        self.is_near = is_near
         self.last = Message(Kind.BEAT, rank, 0)
         self.heard_s = 0.0
         self.is_silent = False
+        self.answer = Answer.NONE
 
     @property
     def was_heard(self) -> bool:
         return self.last.number > 0
+
+    @property
+    def can_be_heard(self) -> bool:
+        return self.was_heard or self.is_near
 
     @property
     def has_ended(self) -> bool:
@@ -84,18 +89,29 @@ class _Peer:
 
 
 class Judge:
-    """``places`` says, for each peer, which process it is."""
+    """Judges the peers of one rank, as far as they are known."""
 
-    def __init__(self, places: Mapping[int, str], limits: Limits, now_s: float) -> None:
+    def __init__(self, rank: int, limits: Limits, now_s: float) -> None:
         self.loss: Loss | None = None
-        self._peers = {rank: _Peer(rank, place) for rank, place in places.items()}
+        self._rank = rank
+        self._peers: dict[int, _Peer] = {}
         self._limits = limits
         self._ticked_s = now_s
         self._listened_s = 0.0
         self._awake_s = 0.0
         self._progress = 0
+        self._finished = 0
+        self._moved_s = 0.0
         self._returns: list[tuple[int, float]] = []
         self._first_return_s = 0.0
+
+    def add(self, rank: int, place: str, *, is_near: bool = False) -> None:
+        """Begin to judge a peer; ``place`` says which process it is.
+
+        One that is near, on this host, can be heard for certain.
+        """
+        self._peers[rank] = _Peer(rank, place, is_near)
+        self._peers[rank].heard_s = self._listened_s
 
     def hear(self, message: Message) -> list[Finding]:
         """Take note of a message; an old one, or one after the last, says nothing."""
@@ -106,15 +122,25 @@ class Judge:
             self._welcome(peer)
         peer.last = message
         peer.heard_s = self._listened_s
+        peer.answer = Answer.NONE
         return self._judge(peer)
 
-    def tick(self, state: State, progress: int, now_s: float) -> list[Finding]:
-        """Let time pass; how our own rank is, and how much it has launched."""
+    def hear_answer(self, rank: int, answer: Answer) -> list[Finding]:
+        """Take note of what came of knocking at a peer."""
+        peer = self._peers[rank]
+        if answer is not Answer.NONE:
+            peer.answer = answer
+        return self._judge(peer)
+
+    def tick(self, state: State, progress: int, now_s: float, finished: int = 0) -> list[Finding]:
+        """Let time pass; how our own rank is, how much it has launched, and what of it is over."""
         passed_s = min(now_s - self._ticked_s, MOST_TICK_S)
         self._ticked_s = now_s
         self._listened_s += passed_s
         self._awake_s = 0.0 if state is State.STOPPED else self._awake_s + passed_s
         self._progress = progress
+        if finished != self._finished:
+            self._finished, self._moved_s = finished, self._listened_s
         lines = self._notice_silence() + self._notice_returns()
         found: list[Finding] = [] if self.loss else [*lines]
         for peer in self._peers.values():
@@ -129,6 +155,15 @@ class Judge:
         """Return the peers that would acknowledge a message."""
         return {p.rank for p in self._peers.values() if not p.has_ended and not p.is_silent}
 
+    def unheard(self) -> list[int]:
+        """Return the peers of which nothing was ever heard: they may not know us."""
+        return [peer.rank for peer in self._peers.values() if not peer.was_heard]
+
+    def doubtful(self) -> list[int]:
+        """Return the peers that have fallen silent, at which to knock."""
+        known = [p for p in self._peers.values() if p.can_be_heard and not p.has_ended]
+        return [peer.rank for peer in known if self._silence_s(peer) >= self._knock_s]
+
     # --- losses --------------------------------------------------------------------------------
 
     def _judge(self, peer: _Peer) -> list[Finding]:
@@ -140,27 +175,51 @@ class Judge:
             seconds = peer.last.stopped_ms / 1000
             text = f"has been stopped by a signal for {seconds:.0f} s ({peer.place})"
             self.loss = _loss(Fault.FROZEN, peer, text)
-        elif peer.was_heard and self._silence_s(peer) >= self._limits.lost_s:
-            text = (
-                f"has not been heard of for {self._limits.lost_s:g} s: its host or network is gone"
-            )
-            self.loss = _loss(Fault.LOST, peer, f"{text} ({peer.place})")
+        elif peer.can_be_heard:
+            self.loss = self._loss_by_silence(peer)
         return [self.loss] if self.loss else []
 
     def _loss_by_end(self, peer: _Peer) -> Loss | None:
         if peer.last.kind is Kind.FAILED:
-            return _loss(Fault.FAILED, peer, f"failed: {peer.last.reason}")
+            return self._loss_by_failure(peer)
         if peer.last.kind is Kind.DIED:
             return _loss(Fault.LOST, peer, f"has died ({peer.place})")
         if self._progress <= peer.last.progress:
             return None  # it has done its part of all that we wait for
         return _loss(Fault.LOST, peer, "has left: its script ended")
 
+    def _loss_by_failure(self, peer: _Peer) -> Loss:
+        last = peer.last
+        if last.about < 0:
+            return _loss(Fault.FAILED, peer, f"failed: {last.reason}")
+        if last.about == self._rank:
+            return _loss(Fault.FAILED, peer, f"has given up: {last.reason}")
+        return Loss(last.fault, last.about, last.reason)
+
+    def _loss_by_silence(self, peer: _Peer) -> Loss | None:
+        silence_s = min(self._silence_s(peer), self._listened_s - self._moved_s)
+        if peer.answer is Answer.GONE and silence_s >= self._knock_s:
+            return _loss(Fault.LOST, peer, f"has died, and its sentinel too ({peer.place})")
+        paused = peer.answer is Answer.THERE and self._awake_s >= AWAKE_S
+        if paused and silence_s >= self._limits.frozen_s + REPLACED_S:
+            text = f"has said nothing for {silence_s:.0f} s, and its host answers"
+            return _loss(Fault.FROZEN, peer, f"{text}: it is stopped ({peer.place})")
+        if silence_s >= self._limits.lost_s:
+            text = (
+                f"has not been heard of for {self._limits.lost_s:g} s: its host or network is gone"
+            )
+            return _loss(Fault.LOST, peer, f"{text} ({peer.place})")
+        return None
+
     def _is_frozen(self, last: Message) -> bool:
         stopped = last.state is State.STOPPED and last.stopped_ms >= self._limits.frozen_s * 1000
         return stopped and self._awake_s >= AWAKE_S
 
     # --- silence -------------------------------------------------------------------------------
+
+    @property
+    def _knock_s(self) -> float:
+        return min(KNOCK_S, self._limits.silent_s)
 
     def _silence_s(self, peer: _Peer) -> float:
         return self._listened_s - peer.heard_s

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import bytelane
 from bytelane.errors import TrainingError
@@ -15,7 +15,7 @@ from bytelane.runtime.watch.address import Address
 from bytelane.runtime.watch.board import Board, size_bytes
 from bytelane.runtime.watch.judge import Limits
 from bytelane.runtime.watch.message import TOKEN_BYTES
-from bytelane.runtime.watch.radio import bind
+from bytelane.runtime.watch.radio import bind_both
 
 # Neither site-packages nor the user's settings of Python: half the start, two thirds of the memory.
 _ISOLATED = ["-I", "-S", "-c"]
@@ -26,41 +26,56 @@ _BOOT = (
 _MISSING = -1
 
 
-class Launched(NamedTuple):
-    """A sentinel that runs, and our ends of what we share with it."""
+class Post:
+    """What a rank keeps open for its sentinel, and for the one that takes its place.
 
-    process: subprocess.Popen[bytes]
-    channel: socket.socket
-    board: Board
-    address: Address
+    A sentinel that is started anew is reached where the last one was, and finds what has been said
+    meanwhile. Nobody ever speaks on ``door``: that it is open tells that the rank exists.
+    """
 
-
-def launch(rank: int, world: int, host: str, limits: Limits) -> Launched:
-    """Start this process's sentinel; it is reached at the host's address."""
-    with contextlib.ExitStack() as handed_over:
+    def __init__(self, rank: int, world: int, host: str, limits: Limits) -> None:
         try:
-            bound = handed_over.enter_context(bind(host))
+            self.bound, self.door = bind_both(host)
         except OSError as error:
             raise TrainingError(
                 f"cannot listen at {host}: {error.strerror}; give an address of this host"
             ) from None
-        ours, theirs = socket.socketpair()
-        handed_over.enter_context(theirs)
-        memory = handed_over.enter_context(_memory_file())
-        memory.truncate(size_bytes(world))
-        files = [theirs.fileno(), bound.fileno(), memory.fileno()]
-        for opened in (_open_pidfd(), _open_stat()):
-            if opened != _MISSING:
-                handed_over.callback(os.close, opened)
-            files.append(opened)
-        address = Address(host, bound.getsockname()[1], os.getpid(), os.urandom(TOKEN_BYTES))
-        numbers = [rank, world, os.getpid(), *files, *limits]
-        try:
-            process = _start([str(number) for number in numbers], files)
-        except OSError as error:
-            ours.close()
-            raise TrainingError(f"cannot start a sentinel: {error.strerror}") from None
-        return Launched(process, ours, Board(memory.fileno(), world), address)
+        self._memory = _memory_file()
+        self._memory.truncate(size_bytes(world))
+        self.board = Board(self._memory.fileno(), world)
+        port = self.bound.getsockname()[1]
+        self.address = Address(host, port, os.getpid(), os.urandom(TOKEN_BYTES))
+        self._numbers = [rank, world, os.getpid()]
+        self._limits = limits
+
+    def start(self, greeting: bytes) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Start a sentinel that reads this greeting first; return it, and the way to it."""
+        with contextlib.ExitStack() as handed_over:
+            ours, theirs = socket.socketpair()
+            handed_over.enter_context(theirs)
+            files = [theirs.fileno(), self.bound.fileno(), self._memory.fileno()]
+            for opened in (_open_pidfd(), _open_stat()):
+                if opened != _MISSING:
+                    handed_over.callback(os.close, opened)
+                files.append(opened)
+            words = [*self._numbers, *files, *self._limits, self.address.encode().decode().strip()]
+            try:
+                ours.sendall(greeting)
+                process = _start([str(word) for word in words], files)
+            except OSError as error:
+                ours.close()
+                raise TrainingError(f"cannot start a sentinel: {error.strerror}") from None
+            return process, ours
+
+    def close(self) -> None:
+        """Let go of everything; the board stays readable."""
+        self.board.detach()
+        self.close_in_child()
+
+    def close_in_child(self) -> None:
+        """Let go, in a forked child, of what would make others believe that the rank exists."""
+        for opened in (self.bound, self.door, self._memory):
+            opened.close()
 
 
 def _start(words: list[str], files: list[int]) -> subprocess.Popen[bytes]:

@@ -7,27 +7,48 @@ reconnect or to close. With 64 ranks on 8 hosts that is 500 datagrams of 50 byte
 
 import contextlib
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator
 
 from bytelane.runtime.watch.address import Address, family_of
-from bytelane.runtime.watch.message import Kind, Message, State, decode, encode
+from bytelane.runtime.watch.message import Fault, Kind, Message, State, decode, encode
 
 # Heartbeats must not starve behind gradients: the band that a queue with priorities serves first.
 _TOS_LOW_DELAY = 0x10
 _MOST_BYTES = 2048
 _MOST_AT_ONCE = 1000  # then other things get their turn
+_PORTS_TRIED = 20
 
 
 class Radio:
     """Tells of one rank, hears of the others."""
 
-    def __init__(self, bound: socket.socket, rank: int, addresses: Sequence[Address]) -> None:
+    def __init__(self, bound: socket.socket, rank: int, address: Address) -> None:
         bound.setblocking(False)
         self._socket = bound
         self._rank = rank
-        self._targets = [(address.host, address.port) for address in addresses]
-        self._tokens = [address.token for address in addresses]
-        self._number = 0
+        self._own = address
+        self.peers: dict[int, Address] = {}
+        """Those that are known."""
+        self._tokens = {rank: address.token}
+        # A sentinel that takes the place of another must not be taken for an old one.
+        self._number = time.monotonic_ns()
+
+    def fileno(self) -> int:
+        """For a selector."""
+        return self._socket.fileno()
+
+    def meet(self, rank: int, address: Address) -> bool:
+        """Get to know a peer; tell whether it was another before, or none."""
+        if self.peers.get(rank) == address or rank == self._rank:
+            return False
+        self.peers[rank] = address
+        self._tokens[rank] = address.token
+        return True
+
+    def is_near(self, rank: int) -> bool:
+        """Tell whether a peer is on this host, so that nothing stands between us."""
+        return self.peers[rank].host == self._own.host
 
     def send(
         self,
@@ -38,15 +59,26 @@ class Radio:
         state: State,
         stopped_s: float = 0.0,
         reason: str = "",
+        fault: Fault = Fault.FAILED,
+        about: int = -1,
     ) -> None:
         """Tell some peers; whether it reaches them is not known."""
         self._number += 1
         stopped_ms = int(stopped_s * 1000)
-        message = Message(kind, self._rank, self._number, progress, state, stopped_ms, reason)
-        datagram = encode(message, self._tokens[self._rank])
+        message = Message(
+            kind, self._rank, self._number, progress, state, stopped_ms, reason, fault, about
+        )
+        datagram = encode(message, self._own.token)
         for rank in to:
-            with contextlib.suppress(OSError):  # no way there at the moment, or no room
-                self._socket.sendto(datagram, self._targets[rank])
+            self._put(datagram, rank)
+
+    def introduce(self, to: Iterable[int]) -> None:
+        """Tell peers that may not know us yet where we are."""
+        address = self._own.encode().decode()
+        for rank in to:
+            self._number += 1
+            hello = Message(Kind.HELLO, self._rank, self._number, reason=address)
+            self._put(encode(hello, self.peers[rank].token), rank)
 
     def receive(self) -> Iterator[Message]:
         """Yield what has arrived, without waiting."""
@@ -57,22 +89,45 @@ class Radio:
                 return
             except OSError:  # what the network says of an earlier datagram
                 continue
-            message = decode(datagram, self._tokens)
+            message = decode(datagram, self._tokens, self._rank)
             if message is not None and message.rank != self._rank:
                 yield message
+
+    def _put(self, datagram: bytes, rank: int) -> None:
+        target = self.peers[rank]
+        with contextlib.suppress(OSError):  # no way there at the moment, or no room
+            self._socket.sendto(datagram, (target.host, target.port))
 
 
 def bind(host: str) -> socket.socket:
     """Return a socket that is reached at a host's address."""
+    return _bind(host, socket.SOCK_DGRAM, 0)
+
+
+def bind_both(host: str) -> tuple[socket.socket, socket.socket]:
+    """Return a socket for datagrams, and one on which to knock, at the same port."""
+    for _ in range(_PORTS_TRIED):
+        bound = bind(host)
+        try:
+            return bound, _bind(host, socket.SOCK_STREAM, bound.getsockname()[1])
+        except OSError:  # the port is another's there
+            bound.close()
+    raise OSError(0, f"no port is free for datagrams and connections in {_PORTS_TRIED} attempts")
+
+
+def _bind(host: str, kind: socket.SocketKind, port: int) -> socket.socket:
     family = family_of(host)
-    bound = socket.socket(family, socket.SOCK_DGRAM)
+    bound = socket.socket(family, kind)
     try:
-        bound.bind((host, 0))
+        bound.bind((host, port))
         with contextlib.suppress(OSError):  # a wish
             if family == socket.AF_INET6:
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, _TOS_LOW_DELAY)
             else:
                 bound.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, _TOS_LOW_DELAY)
+        if kind == socket.SOCK_STREAM:
+            bound.setblocking(False)
+            bound.listen()
     except BaseException:
         bound.close()
         raise

@@ -1,7 +1,9 @@
 """The process beside a rank: looks at it, tells the other sentinels, listens to them.
 
 It ends when its rank does, by whatever signal, and outlives it by :data:`FAREWELL_S` at most: the
-time that the others have to acknowledge the news.
+time that the others have to acknowledge the news. Once a peer is lost the rank cannot go on, and
+its sentinel says so by itself: the rank may be held up, and a peer that was only frozen must not
+take the others' leaving for a regular end.
 """
 
 import contextlib
@@ -11,12 +13,13 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 
-from bytelane.runtime.watch.address import ADDRESS_BYTES, Address
-from bytelane.runtime.watch.board import Board
+from bytelane.runtime.watch.address import Address
+from bytelane.runtime.watch.board import FINISHED, LAUNCHED, PULSE, Board
 from bytelane.runtime.watch.frames import Frame, Frames, Word
 from bytelane.runtime.watch.guarded import Guarded
 from bytelane.runtime.watch.judge import Finding, Judge, Limits, Loss
-from bytelane.runtime.watch.message import Kind, Message, State
+from bytelane.runtime.watch.knock import Knocks
+from bytelane.runtime.watch.message import Fault, Kind, Message, State
 from bytelane.runtime.watch.radio import Radio
 
 LOOK_S = 0.25
@@ -27,32 +30,32 @@ FAREWELL_S = 1.5
 
 
 class Sentinel:
-    """Serves one rank. Before ``connect`` it only waits for the rank's end."""
+    """Serves one rank. Until it knows a peer it only waits for the rank's end."""
 
     def __init__(
         self,
         rank: int,
+        world: int,
         *,
         channel: socket.socket,
-        bound: socket.socket,
+        radio: Radio,
         board: Board,
         guarded: Guarded,
         limits: Limits,
     ) -> None:
         channel.setblocking(False)
-        self._rank = rank
         self._channel = channel
-        self._bound = bound
+        self._radio = radio
         self._board = board
         self._guarded = guarded
-        self._limits = limits
         self._frames = Frames()
         self._selector = selectors.DefaultSelector()
-        self._radio: Radio | None = None
-        self._judge = Judge({}, limits, time.monotonic())
-        self._peers: list[int] = []
+        self._judge = Judge(rank, limits, time.monotonic())
+        self._knocks = Knocks()
+        self._rank = rank
+        self._world = world
         self._kind = Kind.BEAT
-        self._reason = ""
+        self._failure: Loss | None = None
         self._is_over = False
         self._state = State.UNKNOWN
         self._stopped_since_s: float | None = None
@@ -60,7 +63,9 @@ class Sentinel:
 
     def serve(self) -> None:
         """Watch until the rank leaves or dies; then say so."""
+        self._hear_rank()  # so that the peers are known when they are heard
         self._selector.register(self._channel, selectors.EVENT_READ, self._hear_rank)
+        self._selector.register(self._radio, selectors.EVENT_READ, self._hear_peers)
         if self._guarded.pidfd is not None:
             self._selector.register(self._guarded.pidfd, selectors.EVENT_READ, lambda: None)
         look_s = beat_s = time.monotonic()
@@ -75,7 +80,9 @@ class Sentinel:
                 self._look(now_s)
                 if now_s >= beat_s:
                     beat_s = now_s + BEAT_S
-                    self._tell(self._kind, self._peers)
+                    self._tell(self._kind, self._radio.peers)
+                    self._radio.introduce(self._judge.unheard())
+                    self._knock()
         self._say_farewell()
 
     def _wait_until(self, moment_s: float) -> None:
@@ -90,7 +97,14 @@ class Sentinel:
             self._stopped_since_s = None
         elif self._stopped_since_s is None:
             self._stopped_since_s = now_s
-        self._report(self._judge.tick(self._state, self._board.own[0], now_s))
+        own = self._board.own
+        own[PULSE] += 1
+        self._report(self._judge.tick(self._state, own[LAUNCHED], now_s, own[FINISHED]))
+
+    def _knock(self) -> None:
+        for rank in self._judge.doubtful():
+            answer = self._knocks.knock(rank, self._radio.peers[rank])
+            self._report(self._judge.hear_answer(rank, answer))
 
     def _hear_rank(self) -> None:
         try:
@@ -106,26 +120,26 @@ class Sentinel:
     def _obey(self, frame: Frame) -> None:
         match frame.word:
             case Word.CONNECT:
-                self._connect(frame.payload)
+                self._meet(int.from_bytes(frame.payload[:4], "big"), frame.payload[4:])
             case Word.FAIL:
-                self._kind = Kind.FAILED
-                self._reason = frame.payload.decode()
-                self._tell(self._kind, self._peers)
+                self._fail(Loss.decode(frame.payload))
             case Word.LEAVE:
                 self._end(Kind.LEFT)
 
-    def _connect(self, addresses: bytes) -> None:
-        all_of_us = [
-            Address.decode(addresses[start : start + ADDRESS_BYTES])
-            for start in range(0, len(addresses), ADDRESS_BYTES)
-        ]
-        places = {rank: address.place for rank, address in enumerate(all_of_us)}
-        del places[self._rank]
-        self._peers = list(places)
-        self._radio = Radio(self._bound, self._rank, all_of_us)
-        self._judge = Judge(places, self._limits, time.monotonic())
-        self._selector.register(self._bound, selectors.EVENT_READ, self._hear_peers)
-        self._tell(self._kind, self._peers)
+    def _meet(self, rank: int, text: bytes) -> None:
+        address = Address.decode(text)
+        if rank < self._world and self._radio.meet(rank, address):
+            self._judge.add(rank, address.place, is_near=self._radio.is_near(rank))
+            self._knocks.forget(rank)
+            self._radio.introduce([rank])
+            self._tell(self._kind, [rank])
+
+    def _fail(self, failure: Loss) -> None:
+        """Note why the rank cannot go on, and tell the others; the first reason stays."""
+        if self._failure is None:
+            self._failure = failure
+            self._kind = Kind.FAILED
+            self._tell(self._kind, self._radio.peers)
 
     def _end(self, kind: Kind) -> None:
         """Note how the rank has ended; what it has said itself counts more."""
@@ -136,7 +150,10 @@ class Sentinel:
     def _report(self, findings: list[Finding]) -> None:
         for finding in findings:
             if isinstance(finding, Loss):
+                if self._failure is not None:
+                    continue  # our rank has failed by itself, and that is why others give up
                 frame = Frame(Word.LOSS, finding.encode())
+                self._fail(finding)
             else:
                 frame = Frame(Word.SAY, finding.encode())
             with contextlib.suppress(OSError):  # the rank is gone, or has long not listened
@@ -145,24 +162,28 @@ class Sentinel:
     # --- the others ----------------------------------------------------------------------------
 
     def _tell(self, kind: Kind, peers: Iterable[int]) -> None:
-        if self._radio is None:
-            return
-        since_s = self._stopped_since_s
+        since_s, failure = self._stopped_since_s, self._failure
         self._radio.send(
             kind,
             peers,
-            progress=self._board.own[0],
+            progress=self._board.own[LAUNCHED],
             state=self._state,
             stopped_s=0.0 if since_s is None else time.monotonic() - since_s,
-            reason=self._reason,
+            reason=failure.text if failure else "",
+            fault=failure.fault if failure else Fault.FAILED,
+            about=failure.rank if failure else self._rank,
         )
 
     def _hear_peers(self) -> None:
-        assert self._radio is not None
         time.sleep(NAP_S)
         for message in self._radio.receive():
+            if message.kind is Kind.HELLO:
+                with contextlib.suppress(ValueError):
+                    self._meet(message.rank, message.reason.encode())
+                continue
             self._report(self._judge.hear(message))
             self._board.write(self._judge.last(message.rank), time.monotonic())
+            self._knocks.forget(message.rank)
             self._heed(message)
 
     def _heed(self, message: Message) -> None:
@@ -174,11 +195,11 @@ class Sentinel:
     def _say_farewell(self) -> None:
         """Repeat the last message until everybody who listens has acknowledged it."""
         for key in list(self._selector.get_map().values()):
-            if key.fileobj is not self._bound:  # a rank that has ended would wake us for ever
+            if key.fileobj is not self._radio:  # a rank that has ended would wake us for ever
                 self._selector.unregister(key.fileobj)
         deadline_s = time.monotonic() + FAREWELL_S
         self._unheeded = self._judge.listeners()
-        self._tell(self._kind, self._peers)
+        self._tell(self._kind, self._radio.peers)
         again_s = time.monotonic() + REPEAT_S
         while self._unheeded and time.monotonic() < deadline_s:
             self._wait_until(again_s)
@@ -188,20 +209,22 @@ class Sentinel:
 
 
 def main(words: Sequence[str]) -> None:
-    """Serve the rank whose numbers, open files and limits these are; file -1 is missing."""
+    """Serve the rank whose numbers, open files, limits and address these are; -1: no such file."""
     # Only its rank's end ends it: a signal to all of a host must not keep it from telling.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     rank, world, pid, channel_file, bound_file, board_file, pidfd, stat = map(int, words[:8])
     channel = socket.socket(fileno=channel_file)
     try:
+        address = Address.decode(" ".join(words[11:]).encode())
         Sentinel(
             rank,
+            world,
             channel=channel,
-            bound=socket.socket(fileno=bound_file),
+            radio=Radio(socket.socket(fileno=bound_file), rank, address),
             board=Board(board_file, world),
             guarded=Guarded(pid, None if pidfd < 0 else pidfd, None if stat < 0 else stat),
-            limits=Limits(*map(float, words[8:])),
+            limits=Limits(*map(float, words[8:11])),
         ).serve()
     except Exception as error:
         with contextlib.suppress(OSError):

@@ -5,14 +5,24 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable
 
-from bytelane.errors import InputError, PeerError, PeerFailed, PeerFrozen, PeerLost
+from bytelane.errors import (
+    InputError,
+    PeerError,
+    PeerFailed,
+    PeerFrozen,
+    PeerLost,
+    TrainingError,
+)
 from bytelane.runtime.watch.address import Address
+from bytelane.runtime.watch.board import FINISHED, LAUNCHED, PULSE, Board
 from bytelane.runtime.watch.frames import Frame, Frames, Word
-from bytelane.runtime.watch.judge import Fault, Limits, Loss
-from bytelane.runtime.watch.launch import launch
-from bytelane.runtime.watch.message import REASON_BYTES
+from bytelane.runtime.watch.judge import Limits, Loss
+from bytelane.runtime.watch.launch import Post
+from bytelane.runtime.watch.message import REASON_BYTES, Fault
 from bytelane.runtime.watch.sentinel import BEAT_S, FAREWELL_S
 from bytelane.runtime.watch.standing import Standing
 
@@ -21,14 +31,21 @@ Say = Callable[[str], None]
 
 _ERRORS = {Fault.LOST: PeerLost, Fault.FROZEN: PeerFrozen, Fault.FAILED: PeerFailed}
 _DEFAULTS = Limits()
+TICK_S = 1.0
+# It looks four times a second, so it has not been scheduled for that long: it is stopped.
+MISSED = 3
+MISSED_AT_START = 20
+# One that ends again and again will not get better.
+MOST_SENTINELS = 5
+SENTINELS_WITHIN_S = 60.0
 
 
 class Watcher:
     """Knows how the other ranks are. Left open at the end, it tells them that this rank has died.
 
     ``host`` is this host's address as other ranks reach it. ``say`` gets lines for people, in a
-    thread of ours that sleeps until there is something to tell. A forked child of the rank may hold
-    this object and even close it: that does nothing.
+    thread of ours that wakes up once a second: a sentinel that has ended, or is stopped, gets a
+    successor. A forked child of the rank may hold this object and even close it: that does nothing.
     """
 
     def __init__(
@@ -45,36 +62,39 @@ class Watcher:
         self._world = world
         self._say = say
         self._loss: PeerError | None = None
+        self._failure: Loss | None = None
+        self._addresses: dict[int, bytes] = {}
         self._callbacks: list[OnLoss] = []
         self._changed = threading.Condition()
-        self._is_connected = False
         self._is_closing = False
         self._is_over = False
         self._pid = os.getpid()
-        self._process, self._channel, self._board, self._address = launch(rank, world, host, limits)
-        self._thread = threading.Thread(target=self._listen, name="bytelane-watch", daemon=True)
+        self._post = Post(rank, world, host, limits)
+        self._board = self._post.board
+        try:
+            self._begin()
+        except TrainingError:
+            self._post.close()
+            raise
+        self._thread = threading.Thread(target=self._serve, name="bytelane-watch", daemon=True)
         self._thread.start()
+        _watchers.add(self)
 
     @property
     def address(self) -> bytes:
         """For the other ranks; always :data:`~.address.ADDRESS_BYTES` long."""
-        return self._address.encode()
+        return self._post.address.encode()
 
-    def connect(self, addresses: Sequence[bytes]) -> None:
-        """Begin to watch: the addresses of all ranks, in their order, ours too."""
-        if self._is_connected:
-            raise InputError("the ranks know each other already; connect only once")
-        if len(addresses) != self._world:
-            raise InputError(f"{len(addresses)} addresses for {self._world} ranks")
-        if addresses[self._rank] != self.address:
-            raise InputError(f"address {self._rank} is not that of rank {self._rank}")
-        for rank, address in enumerate(addresses):
-            try:
-                Address.decode(address)
-            except ValueError:
-                raise InputError(f"the address of rank {rank} cannot be read") from None
-        self._is_connected = True
-        self._tell(Word.CONNECT, b"".join(addresses))
+    def connect(self, rank: int, address: bytes) -> None:
+        """Begin to watch a peer. It is enough if one of both does: then they know each other."""
+        if not 0 <= rank < self._world or rank == self._rank:
+            raise InputError(f"rank {rank} is no peer of rank {self._rank} among {self._world}")
+        try:
+            Address.decode(address)
+        except ValueError:
+            raise InputError(f"the address of rank {rank} cannot be read") from None
+        self._addresses[rank] = address
+        self._tell(_connect_frame(rank, address))
 
     # --- what is known of the others -----------------------------------------------------------
 
@@ -108,8 +128,12 @@ class Watcher:
             for rank, row in rows.items()
         ]
         least = min((peer.progress for peer in peers), default=0)
-        is_least = least < self._board.own[0]
-        return [p for p in peers if p.is_quiet or (is_least and p.progress == least)]
+        is_least = least < self._board.own[LAUNCHED]
+        return [
+            p
+            for p in peers
+            if p.is_quiet or p.silent_s is None or (is_least and p.progress == least)
+        ]
 
     # --- what the others are told --------------------------------------------------------------
 
@@ -118,17 +142,32 @@ class Watcher:
 
         Costs a write to memory.
         """
-        self._board.own[0] = count
+        self._board.own[LAUNCHED] = count
+
+    def finished(self, count: int) -> None:
+        """Say how many of them are over: all peers have done their part of those."""
+        self._board.own[FINISHED] = count
 
     def report_failure(self, message: str) -> None:
-        """Tell the others why this rank cannot go on; if a peer is lost, they know why already."""
-        if self._loss is None:
-            self._tell(Word.FAIL, message.encode(errors="replace")[:REASON_BYTES])
+        """Tell the others why this rank cannot go on; of a lost peer the sentinel has told them."""
+        if self._loss is None and self._failure is None:
+            text = message.encode(errors="replace")[:REASON_BYTES].decode(errors="ignore")
+            self._failure = Loss(Fault.FAILED, self._rank, text)
+            self._tell(Frame(Word.FAIL, self._failure.encode()))
+
+    def give_up(self, loss: PeerError) -> None:
+        """Tell the others that a peer is lost, of which no sentinel has told."""
+        if self._loss is None and self._failure is None:
+            fault = next(f for f, kind in _ERRORS.items() if isinstance(loss, kind))
+            self._failure = Loss(fault, loss.rank, str(loss))
+            self._tell(Frame(Word.FAIL, self._failure.encode()))
 
     def close(self) -> None:
         """Leave in order, and end the sentinel; that waits until the others have heard of it."""
+        if os.getpid() != self._pid:
+            return
         self._is_closing = True
-        self._tell(Word.LEAVE)
+        self._tell(Frame(Word.LEAVE))
         if threading.current_thread() is self._thread:
             return  # from a callback: the thread goes on and ends by itself
         self._thread.join(FAREWELL_S + 0.5)
@@ -138,28 +177,82 @@ class Watcher:
                 self._channel.shutdown(socket.SHUT_RDWR)
             self._thread.join()
 
-    def _tell(self, word: Word, payload: bytes = b"") -> None:
+    def _tell(self, frame: Frame) -> None:
         if os.getpid() != self._pid:
             return
         with self._changed, contextlib.suppress(OSError):  # its end is noticed where we listen
-            self._channel.sendall(Frame(word, payload).encode())
+            self._channel.sendall(frame.encode())
+
+    def disown(self) -> None:
+        """Do nothing any more, in a forked child: the thread is not there, and may hold a lock."""
+        self._changed = threading.Condition()
+        self._callbacks = []
+        self._is_over = True
+        self._channel.close()
+        self._post.close_in_child()
 
     # --- in our thread -------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        frames = Frames()
-        with contextlib.suppress(OSError):
-            while piece := self._channel.recv(1 << 16):
-                for frame in frames.feed(piece):
-                    self._take(frame)
-        self._process.wait()
-        self._board.detach()
+    def _begin(self) -> None:
+        greeting = [_connect_frame(rank, one) for rank, one in self._addresses.items()]
+        if self._failure is not None:
+            greeting.append(Frame(Word.FAIL, self._failure.encode()))
+        self._process, self._channel = self._post.start(b"".join(f.encode() for f in greeting))
+        self._channel.settimeout(TICK_S)
+        self._pulse = Pulse(self._board)
+
+    def _serve(self) -> None:
+        began_s: deque[float] = deque(maxlen=MOST_SENTINELS)
+        while True:
+            began_s.append(time.monotonic())
+            self._listen()
+            self._process.wait()
+            is_hopeless = began_s[0] > time.monotonic() - SENTINELS_WITHIN_S
+            if self._is_closing or self._loss or (is_hopeless and len(began_s) == MOST_SENTINELS):
+                break
+            if not self._replace():
+                break
         with self._changed:
+            self._post.close()
             self._channel.close()
             self._is_over = True
             self._changed.notify_all()
         if not self._is_closing:
             self._line("this rank's sentinel has ended; from now on lost ranks go unnoticed")
+
+    def _replace(self) -> bool:
+        """Start another sentinel, unless this rank leaves just now; tell whether it runs."""
+        with self._changed:
+            if self._is_closing:
+                return False
+            self._channel.close()
+            try:
+                self._begin()
+            except TrainingError:
+                return False
+        self._line("this rank's sentinel was lost; another one has taken its place")
+        return True
+
+    def _listen(self) -> None:
+        frames = Frames()
+        with contextlib.suppress(OSError):
+            while True:
+                try:
+                    if not (piece := self._channel.recv(1 << 16)):
+                        return
+                except TimeoutError:
+                    self._look_after()
+                    continue
+                for frame in frames.feed(piece):
+                    self._take(frame)
+
+    def _look_after(self) -> None:
+        """End a sentinel that is stopped; let go of whoever has knocked."""
+        if self._pulse.is_gone():
+            self._process.kill()
+        with contextlib.suppress(OSError):
+            while True:
+                self._post.door.accept()[0].close()
 
     def _take(self, frame: Frame) -> None:
         if frame.word is Word.SAY:
@@ -168,6 +261,8 @@ class Watcher:
         loss = Loss.decode(frame.payload)
         error = _ERRORS[loss.fault](loss.text, loss.rank)
         with self._changed:
+            if self._loss is not None:
+                return
             self._loss = error
             callbacks, self._callbacks = self._callbacks, []
             self._changed.notify_all()
@@ -180,3 +275,37 @@ class Watcher:
     def _line(self, text: str) -> None:
         with contextlib.suppress(Exception):  # nobody reads what a rank prints: go on listening
             self._say(text)
+
+
+class Pulse:
+    """Tells, once a second, whether a sentinel still looks at its rank."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._last = board.own[PULSE]
+        self._has_begun = False
+        self._missed = 0
+
+    def is_gone(self) -> bool:
+        now = self._board.own[PULSE]
+        if now != self._last:
+            self._last, self._has_begun, self._missed = now, True, 0
+            return False
+        self._missed += 1
+        return self._missed >= (MISSED if self._has_begun else MISSED_AT_START)
+
+
+def _connect_frame(rank: int, address: bytes) -> Frame:
+    return Frame(Word.CONNECT, rank.to_bytes(4, "big") + address)
+
+
+# Whoever forks a rank has a copy of all its watchers.
+_watchers: "weakref.WeakSet[Watcher]" = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for watcher in list(_watchers):
+        watcher.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
