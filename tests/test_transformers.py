@@ -17,7 +17,12 @@ SENTENCES, WORDS, VOCABULARY = 48, 6, 32
 def ranks() -> Iterator[Pool]:
     """Two processes of their own: the library changes much in them."""
     with Pool(2) as pool:
+        pool.run(load_library)  # that alone takes long
         yield pool
+
+
+def load_library(rank: int) -> None:
+    from transformers import GPT2LMHeadModel, Trainer  # noqa: F401
 
 
 def make_trainer(rank: int, ours: bool, folder: str, **options: Any) -> Any:
