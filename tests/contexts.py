@@ -166,6 +166,12 @@ def _per_sample_gradients(model: nn.Module, step: int) -> Any:
     return torch.cat([g.flatten() for g in gradients.values()])
 
 
+def _called_with_other_parameters(model: nn.Module, step: int) -> Any:
+    others = {name: nn.Parameter(p.detach() * 2) for name, p in model.named_parameters()}
+    found: torch.Tensor = torch.func.functional_call(model, others, (_inputs(step),))
+    return found.detach()
+
+
 def _gradient_of_the_weights_themselves(model: nn.Module, step: int) -> Any:
     parameters = dict(model.named_parameters())
     found = torch.func.grad(lambda ps: sum((p**3).sum() for p in ps.values()))(parameters)
@@ -181,6 +187,7 @@ LOOKS: dict[str, Callable[[nn.Module, int], Any]] = {
         1
     ].detach(),
     "per-sample gradients": _per_sample_gradients,
+    "functional_call": _called_with_other_parameters,
     "func.grad of the weights": _gradient_of_the_weights_themselves,
     "inference mode": _evaluated_in(torch.inference_mode),
     "no_grad under autocast": _evaluated_in(lambda: torch.autocast("cpu", torch.bfloat16)),

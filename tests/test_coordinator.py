@@ -167,9 +167,10 @@ def meeting_a_stranger(rank: int) -> list[int]:
         strangers.append(stranger)
         return server
 
+    groups = our_groups()
     socket.create_server = open_to_all  # type: ignore[assignment]
     try:
-        coordinator = Coordinator(Control(our_groups().agreeing, 30.0))
+        coordinator = Coordinator(Control(groups.agreeing, 30.0, groups.peers))
         coordinator.round = 3
         coordinator.tell([rank])
         return [FRAME.unpack(came.read(FRAME.size))[1] for _, came in coordinator._streams]

@@ -1,11 +1,14 @@
 """What is trained: a model's parameters by number and name, and the modules that hold them."""
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn.utils.stateless import _functional_call
 
 from bytelane.runtime.torch.gate import is_compiled
+from bytelane.runtime.torch.surroundings import is_observed
 
 
 class Trained:
@@ -58,8 +61,20 @@ class Trained:
         registered = [[*map(id, place.values())] for place, _ in self._registered]
         if registered == [ids for _, ids in self._registered]:
             return False
+        if is_observed() or _is_called_functionally():
+            return False
         self._registered = _registered(self._model)
         return {id(p) for p in self._model.parameters()} != {id(p) for p in self._everything}
+
+
+def _is_called_functionally() -> bool:
+    """Tell whether ``functional_call`` has put other tensors into the model for the time being."""
+    frame = sys._getframe()
+    while frame.f_code is not _functional_call.__code__:
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return True
 
 
 def _seen(
