@@ -203,7 +203,10 @@ def test_a_reader_that_leaves_ends_it() -> None:
             "pacing has no queues",
         ),
         (["--rate", "1Gbit", "--timeout", "5", "--", "true"], "'5' has no unit"),
-        (["--rate", "1Gbit", "--schedule", "/no/file", "--", "true"], "/no/file: there is no such file"),
+        (
+            ["--rate", "1Gbit", "--schedule", "/no/file", "--", "true"],
+            "/no/file: there is no such file",
+        ),
         (["--rate", "1Gbit", "--traffic-band", "high", "--", "true"], "without --traffic"),
         (["--rate", "1Gbit", "--traffic-seed", "5", "--", "true"], "without --traffic"),
         (
