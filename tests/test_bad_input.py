@@ -60,7 +60,7 @@ REFUSED = {
     "simulate keys.toml": "keys.toml: not valid here: a key has more than 50 dots",
     "simulate digits.toml": "digits.toml: not valid here: a number has too many digits",
     "timeline times.toml": "layers[0].forward_ms: is 1e+308; a time must be at most 1e+09 s",
-    "simulate vgg16 --bandwidth 1e-30bit": "bandwidth: '1e-30bit' is too low a rate; 1 bit/s or",
+    "simulate vgg16 --bandwidth 1e-30bit": "bandwidth: '1e-30bit' is too low a rate; 0.008",
     "simulate vgg16 --bandwidth 1e30Gbit": "'1e30Gbit' is too high a rate",
     "simulate vgg16 --latency 1e10s": "latency: '1e10s' is too long a time; at most 1e+09 s",
     "simulate vgg16 --slow 1e300": "a compute factor of 1e+300 is not possible",

@@ -28,7 +28,7 @@ _MICRO = str.maketrans("µμ", "uu")  # the sign and the Greek letter look the s
 # Beyond any cluster, and small enough that sums and products of them are finite.
 LARGEST_BYTES = 2**62
 LONGEST_S = 1e9
-SLOWEST_RATE, FASTEST_RATE = 1 / 8, 1e18 / 8  # bytes per second: 1 bit/s to 10**9 Gbit/s
+SLOWEST_RATE, FASTEST_RATE = 1e-3, 1e18 / 8  # bytes per second, up to 10**9 Gbit/s
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*([A-Za-zµμ]*)\s*")
 
 

@@ -69,9 +69,10 @@ def _among_ranks(budget_s: float) -> "NetworkProfile | None":
 
     from bytelane.measure.network import profile_network
 
-    _require_torchrun()
+    _require_numbers("RANK", "WORLD_SIZE")
     if int(os.environ["WORLD_SIZE"]) < 2:
         raise InputError(f"one worker has no network to measure; {HOW}")
+    _require_numbers("MASTER_PORT")
     dist.init_process_group("gloo")
     try:
         group = dist.group.WORLD
@@ -82,11 +83,11 @@ def _among_ranks(budget_s: float) -> "NetworkProfile | None":
         dist.destroy_process_group()
 
 
-def _require_torchrun() -> None:
+def _require_numbers(*names: str) -> None:
     """Refuse variables that torchrun has not set, or not so."""
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in names:
         value = os.environ.get(name)
-        if not value or not (value.isdecimal() or name == "MASTER_ADDR"):
+        if value is None or not value.isdecimal():
             said = "is not set" if value is None else f"is {shown(value)}"
             raise InputError(f"{name} {said} in the environment, where torchrun sets it; {HOW}")
 

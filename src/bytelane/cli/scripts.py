@@ -12,10 +12,15 @@ WRAPPER = "DistributedDataParallel"
 
 
 def require_script(path: Path) -> str:
-    """Return the text of a Python script; refuse a file that is none."""
+    """Return the text of a Python script; refuse a file that is none.
+
+    What is wrong with one that is called .py Python itself says, as it always does.
+    """
     text = read_text(path)
     if path.suffix in (".toml", ".json"):
         raise InputError(f"{path}: is no Python script (bytelane simulate takes a job file)")
+    if path.suffix == ".py":
+        return text
     try:
         with warnings.catch_warnings(action="ignore"):
             ast.parse(text)
@@ -31,7 +36,10 @@ def require_not_prepared(path: Path, text: str) -> None:
     """Refuse a script that trains with Bytelane in any case: there is no DDP to compare it with."""
     if WRAPPER in text:
         return  # which of both it does may depend on its arguments
-    tree = ast.parse(text)
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # Python will say so
     modules, functions = {"bytelane"}, set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
