@@ -260,6 +260,8 @@ def test_the_command_tells_what_it_found(recording: Path) -> None:
         (None, "there is no such file"),
         (b'{"type":"plan"}\n', "line 1: Object missing required field"),
         (b"hello\n", "is not a recording: line 1"),
+        (b'{"type":"planz\xadu":{}}\n', "is not a recording: line 1: 'utf-8' codec"),
+        (b"", "holds no round"),
         (
             b'{"type":"round","step":0,"number":0,"events":[],"launched":[]}\n',
             "no plan comes before it",

@@ -121,7 +121,7 @@ def read(path: Path) -> Iterator[PlanLine | RoundLine]:
 def _decode(text: bytes, complaint: str) -> PlanLine | RoundLine:
     try:
         return msgspec.json.decode(text, type=PlanLine | RoundLine)
-    except (msgspec.DecodeError, InputError, OverflowError) as error:
+    except (msgspec.DecodeError, ValueError, OverflowError) as error:  # or no text at all
         raise InputError(f"{complaint}: {error}") from None
     except RecursionError:
         raise InputError(f"{complaint}: it is nested too deeply") from None
