@@ -225,7 +225,6 @@ def prepare(
     """
     runtime = _runtime()
     optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
-    _require_trainable(model, optimizers)
     require_flag(verify, "verify")
     if not 0 < as_number(timeout_s, "timeout_s") <= LONGEST_S:
         raise InputError(f"timeout_s is {timeout_s}; it must be above 0 and at most {LONGEST_S:g}")
@@ -241,20 +240,6 @@ def prepare(
         recorder=recorder,
     )
     return model, optimizer
-
-
-def _require_trainable(model: object, optimizers: Sequence[object]) -> None:
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"model is {shown(model)}; it must be a torch.nn.Module")
-    if not optimizers:
-        raise InputError("optimizer is an empty list; it must hold a torch.optim.Optimizer")
-    for one in optimizers:
-        if not isinstance(one, torch.optim.Optimizer):
-            raise InputError(
-                f"optimizer is {shown(one)}; it must be a torch.optim.Optimizer or a list of them"
-            )
 
 
 def _planning(

@@ -39,7 +39,7 @@ from bytelane.runtime.torch.rounds import Rounds
 from bytelane.runtime.torch.status import Status
 from bytelane.runtime.torch.stepping import PartialStepper
 from bytelane.runtime.torch.stopwatch import Stopwatch
-from bytelane.runtime.torch.support import first_problem, is_separable
+from bytelane.runtime.torch.support import is_separable, model_problem
 from bytelane.runtime.torch.surroundings import is_observed, plainly
 from bytelane.runtime.torch.synchroniser import Synchroniser
 from bytelane.runtime.torch.trained import Trained, describe, parameters_of
@@ -240,8 +240,7 @@ class Session:
     def _start_over(self) -> None:
         """Agree on what was frozen, unfrozen, cast, replaced or added, and measure again."""
         self.flush()
-        # The optimizers may still hold what was replaced.
-        agreement.refuse_together(first_problem(self._model, []), self._control)
+        agreement.refuse_together(model_problem(self._model), self._control)
         agreement.require_equal("the model", describe(self._model), self._control)
         self._rounds.begin_with(Trained(self._model, self._optimizers))
         self.hook_gradients()

@@ -44,6 +44,11 @@ def first_problem(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optim
     return next(_problems(model, optimizers), "")
 
 
+def model_problem(model: torch.nn.Module) -> str:
+    """Return the first thing about the model that would go wrong silently, or an empty text."""
+    return next(_model_problems(model), "")
+
+
 def is_separable(optimizer: torch.optim.Optimizer) -> bool:
     """Tell whether the optimizer may be stepped for some parameters before the others."""
     return type(optimizer) in SEPARABLE_OPTIMIZERS
@@ -57,6 +62,8 @@ def argument_problem(model: Any, optimizers: Sequence[Any]) -> str:
 def _argument_problems(model: Any, optimizers: Sequence[Any]) -> Iterator[str]:
     if not issubclass(type(model), torch.nn.Module):
         yield f"{_name(model)} is no torch.nn.Module; give prepare() a model, then its optimizer"
+    if not optimizers:
+        yield "the list of optimizers is empty; give prepare() those that train the model"
     for optimizer in optimizers:
         if not issubclass(type(optimizer), torch.optim.Optimizer):
             yield f"{_name(optimizer)} is no torch.optim.Optimizer; {_inner(optimizer)}"
@@ -94,6 +101,15 @@ def _name(thing: Any) -> str:
 
 def _problems(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[str]:
     yield from _argument_problems(model, optimizers)
+    yield from _model_problems(model)
+    known = {id(p) for p in model.parameters()}
+    strangers = [p for o in optimizers for p in parameters_of(o) if id(p) not in known]
+    if strangers:
+        shape = tuple(strangers[0].shape)
+        yield f"the optimizer holds a parameter of shape {shape} that is not in the model"
+
+
+def _model_problems(model: torch.nn.Module) -> Iterator[str]:
     for path, module in model.named_modules():
         name = path or "the model"
         if isinstance(module, DistributedDataParallel):
@@ -105,12 +121,6 @@ def _problems(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer
             yield f"{name} has sparse gradients; build it with sparse=False"
         if isinstance(module, torch.jit.ScriptModule):
             yield f"{name} is scripted or traced; give prepare() the plain module"
-    yield from _parameter_problems(model, optimizers)
-
-
-def _parameter_problems(
-    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
-) -> Iterator[str]:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in trained.items():
         lazy: bool = torch.nn.parameter.is_lazy(parameter)
@@ -122,8 +132,3 @@ def _parameter_problems(
             yield f"{name} was made in inference_mode; make the model outside of it"
         if parameter.dtype not in SUPPORTED_DTYPES:
             yield f"{name} is {parameter.dtype}; float16, bfloat16, float32 and float64 are fine"
-    known = {id(p) for p in model.parameters()}
-    strangers = [p for o in optimizers for p in parameters_of(o) if id(p) not in known]
-    if strangers:
-        shape = tuple(strangers[0].shape)
-        yield f"the optimizer holds a parameter of shape {shape} that is not in the model"
