@@ -166,6 +166,11 @@ def _per_sample_gradients(model: nn.Module, step: int) -> Any:
     return torch.cat([g.flatten() for g in gradients.values()])
 
 
+def _exported(model: nn.Module, step: int) -> Any:
+    program = torch.export.export(model, (_inputs(step),))
+    return program.module()(_inputs(step + 1)).detach()
+
+
 def _called_with_other_parameters(model: nn.Module, step: int) -> Any:
     others = {name: nn.Parameter(p.detach() * 2) for name, p in model.named_parameters()}
     found: torch.Tensor = torch.func.functional_call(model, others, (_inputs(step),))
@@ -187,6 +192,7 @@ LOOKS: dict[str, Callable[[nn.Module, int], Any]] = {
         1
     ].detach(),
     "per-sample gradients": _per_sample_gradients,
+    "torch.export": _exported,
     "functional_call": _called_with_other_parameters,
     "func.grad of the weights": _gradient_of_the_weights_themselves,
     "inference mode": _evaluated_in(torch.inference_mode),

@@ -288,3 +288,27 @@ def test_whatever_is_typed_is_answered_or_refused(
         patch.chdir(folder)
         ended = fuzz.run_here(case)
     assert not fuzz.complaint(case, ended, refused_s=60), ended
+
+
+# --- the environment ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("words", "code"), [("zoo", 0), ("--version", 0), ("simulate nix", 2)])
+def test_a_verb_may_be_started_without_output(words: str, code: int) -> None:
+    command = f"exec {sys.executable} -m bytelane {words} >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert done.stderr.count("\n") == (code == 2)
+
+
+def test_settings_that_matplotlib_refuses_are_told_in_one_sentence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bytelane", "timeline", "vgg16", "--out", str(tmp_path / "t.png")],
+        env={**os.environ, "MPLBACKEND": "nonsense"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("bytelane: error: matplotlib cannot be used: ")
+    assert done.stderr.count("\n") == 1

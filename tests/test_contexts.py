@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from collections import defaultdict
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -15,7 +16,7 @@ from bytelane.runtime.torch import session_of
 from cases.arms import KNOBS
 from contexts import how_to_repeat, judge, nothing_arrives_early
 from ranks import Pool, RankFailed
-from training import equal, loss_of, make
+from training import equal, loss_of, make, weights
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -144,3 +145,48 @@ def guarded_only_while_updates_are_owed(rank: int) -> list[str]:
 def test_the_state_is_the_optimizers_own_when_nothing_is_owed(two_ranks: Pool) -> None:
     expected = ["StateGuard", "defaultdict", "defaultdict"]
     assert two_ranks.run(guarded_only_while_updates_are_owed) == [expected] * 2
+
+
+# --- what the user does to the optimizer after step() ---------------------------------------------
+
+EDITS: dict[str, Any] = {
+    "groups in another order": lambda opt: opt.param_groups.reverse(),
+    "the first group dropped": lambda opt: opt.param_groups.pop(0),
+    "the last group dropped": lambda opt: opt.param_groups.pop(),
+    "a parameter in another group": lambda opt: opt.param_groups[0]["params"].append(
+        opt.param_groups[1]["params"].pop()
+    ),
+    "no parameters any more": lambda opt: [g["params"].clear() for g in opt.param_groups],
+    "a new state": lambda opt: setattr(opt, "state", defaultdict(dict)),
+    "made anew": lambda opt: opt.__init__(  # type: ignore[misc]
+        [p for g in opt.param_groups for p in g["params"]], lr=0.003
+    ),
+}
+
+
+def edited(rank: int, edit: str) -> bool:
+    """Edit an optimizer right after step(), by ours and by DDP, and go on."""
+
+    def run(ours: bool) -> list[torch.Tensor]:
+        net, _ = make()
+        layers = [net[0], net[2], net[5]]
+        groups = [{"params": [*m.parameters()], "lr": 0.1**k} for k, m in enumerate(layers, 1)]
+        opt = torch.optim.AdamW(groups, lr=0.01)
+        target = net if ours else DistributedDataParallel(net)
+        if ours:
+            bytelane.prepare(net, opt, timeout_s=20, **KNOBS)
+        for step in range(9):
+            opt.zero_grad()
+            loss_of(target, rank, step).backward()
+            opt.step()
+            if step == 6:
+                EDITS[edit](opt)
+        return weights(net)
+
+    with redirect_stdout(io.StringIO()), nothing_arrives_early():
+        return equal(run(True), run(False))
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_late_update_knows_the_optimizer_as_it_was(two_ranks: Pool, edit: str) -> None:
+    assert two_ranks.run(edited, edit=edit) == [True, True]

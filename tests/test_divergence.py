@@ -62,7 +62,7 @@ def with_a_new_head(rank: int) -> bool:
         if ours:
             bytelane.prepare(net, opt, timeout_s=20, **SMALL_PARTS)
         train(net if ours else DistributedDataParallel(net), opt, rank, steps=5)
-        torch.manual_seed(11)
+        torch.manual_seed(11 + rank)  # as in DDP, what counts is the first rank's
         net[5] = torch.nn.Linear(60, 16)
         head = torch.optim.SGD(net[5].parameters(), lr=0.1)
         called = net if ours else DistributedDataParallel(net)

@@ -52,6 +52,8 @@ def new_figure(width: float, height: float) -> "Figure":
         raise MissingExtra(
             "pictures need matplotlib; install it with: pip install 'bytelane[plot]'"
         ) from None
+    except ValueError as error:  # of its settings, say MPLBACKEND in the environment
+        raise InputError(f"matplotlib cannot be used: {error}") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -292,7 +292,7 @@ def _flush_all() -> None:
             session.settle_owed()
             session.say_farewell()
         except TrainingError as error:
-            announce(" ".join(["at exit:", str(error), *getattr(error, "__notes__", [])]))
+            announce(". ".join([f"at exit: {error}", *getattr(error, "__notes__", [])]))
     for session in list(_sessions.values()):
         session.come_to_rest()
     leave()

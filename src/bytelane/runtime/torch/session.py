@@ -194,13 +194,14 @@ class Session:
         """The root module's forward begins."""
         self.onlooker.resume()  # a step() that raised has left it paused
         self._is_in_forward = True
-        if self._owed and is_observed():
+        is_traced = is_observed()
+        if self._owed and is_traced:
             # What traces or transforms this forward must see one set of weights from its beginning.
             self.settle_owed()
         if not torch.is_grad_enabled():
             return
         with self._telling_all(), plainly():
-            if self.trained.has_changed(self._optimizers):
+            if self.trained.has_changed(self._optimizers, is_traced=is_traced):
                 self._start_over()
             if self.joining is not None and self.synchronising:
                 self.joining.announce(self._rounds.step, self._rounds.number, self._buffers_are_due)
@@ -242,6 +243,7 @@ class Session:
         self.flush()
         agreement.refuse_together(model_problem(self._model), self._control)
         agreement.require_equal("the model", describe(self._model), self._control)
+        agreement.copy_from(0, [*self._model.parameters()], self._control)
         self._rounds.begin_with(Trained(self._model, self._optimizers))
         self.hook_gradients()
         self._say(f"{len(self.trained)} tensors are trained from now on")
@@ -362,8 +364,10 @@ class Session:
         self._require_watch()
         with self.onlooker.looking_away():
             own = self.trained.numbers_of(parameters_of(self._optimizers[which]))
-            # A second step() with the same gradients, and what has been thrown away since.
-            self.settle(own & (self._owed.keys() | self._zeroed.keys()))
+            # A second step() with the same gradients, and what has been thrown away since; and what
+            # this optimizer owes, although the user may have taken it out of its groups.
+            owed = {tensor for tensor, owing in self._owed.items() if owing == which}
+            self.settle(owed | own & (self._owed.keys() | self._zeroed.keys()))
             self._complete_round()
             if self.plan.barrier or self._must_wait(which):
                 self.settle(own & self._taken)

@@ -1,9 +1,9 @@
 """Step the user's own optimizer for some parameters now and for the others later.
 
 The groups hold only the wanted parameters meanwhile, so that a step costs what those cost, however
-many others there are. Hyper-parameters and surroundings (autocast, modes, default dtype...) are
-those of the moment at which the user called ``step()``: ``scheduler.step()`` follows at once and
-must not reach back, and a late step runs in the middle of the next forward pass.
+many others there are. Groups, state and surroundings (autocast, modes, default dtype...) are those
+of the moment at which the user called ``step()``: ``scheduler.step()`` follows at once, parameters
+may be taken out of a group, and the late step runs in the middle of the next forward pass.
 """
 
 import weakref
@@ -26,41 +26,52 @@ class PartialStepper:
         # torch's wrapper of it, which calls hooks: if a user has any, nothing is stepped late.
         step = type(optimizer).step
         self._step = getattr(step, "__wrapped__", step)
-        self._hyper: list[dict[str, Any]] = []
+        self._groups: list[tuple[dict[str, Any], list[torch.Tensor]]] = []
+        self._state: Any = None
         self._surroundings = Surroundings.now()
         self._guard: StateGuard | None = None
-        self._state: Any = None
         self.active = False
 
     def remember(self) -> None:
-        """Keep the hyper-parameters and surroundings of this moment for the late steps."""
+        """Keep groups, state and surroundings of this moment for the late steps."""
         self._surroundings = Surroundings.now()
-        self._hyper = [_hyper_of(group) for group in self._optimizer.param_groups]
+        self._groups = [(_hyper_of(g), list(g["params"])) for g in self._optimizer.param_groups]
+        self._state = self._optimizer.state
 
     def step(self, parameters: Iterable[torch.Tensor]) -> None:
         """Step only these parameters, with what was remembered."""
         self.active = True
         try:
-            with (
-                self._only(parameters),
-                self._as_remembered(),
-                self._with_its_state(),
-                self._surroundings.entered(),
-            ):
+            with self._as_remembered(parameters), self._surroundings.entered():
                 self._step(self._optimizer)
         finally:
             self.active = False
 
+    @contextmanager
+    def _as_remembered(self, parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+        """Give the optimizer the groups and the state of then; the user may have changed both."""
+        wanted = {id(p) for p in parameters}
+        groups, state = self._optimizer.param_groups, self._optimizer.state
+        self._optimizer.param_groups = [
+            {**hyper, "params": [p for p in own if id(p) in wanted]} for hyper, own in self._groups
+        ]
+        self._optimizer.state = self._state
+        try:
+            yield
+        finally:
+            self._optimizer.param_groups, self._optimizer.state = groups, state
+
+    # --- the optimizer's state -----------------------------------------------------------------
+
     def state_of(self, parameter: torch.Tensor) -> list[torch.Tensor]:
         """Return momenta and the like of a parameter."""
-        own = self._optimizer.state.get(parameter, {})
+        own = self._state.get(parameter, {})
         return [value for value in own.values() if isinstance(value, torch.Tensor)]
 
     def guard_state(self, settle: Callable[[], None]) -> None:
         """Have this method called when the optimizer's state is used, until it is released."""
         if self._guard is None:
             weak = weakref.WeakMethod(settle)
-            self._state = self._optimizer.state
             self._guard = StateGuard(self._state, lambda: _call(weak))
             self._optimizer.state = self._guard
 
@@ -69,44 +80,6 @@ class PartialStepper:
         if self._guard is not None and self._optimizer.state is self._guard:
             self._optimizer.state = self._state
         self._guard = None
-
-    @contextmanager
-    def _with_its_state(self) -> Iterator[None]:
-        if self._optimizer.state is not self._guard:
-            yield
-            return
-        self._optimizer.state = self._state
-        try:
-            yield
-        finally:
-            assert self._guard is not None
-            self._optimizer.state = self._guard
-
-    @contextmanager
-    def _only(self, parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-        wanted = {id(p) for p in parameters}
-        groups = self._optimizer.param_groups
-        everything = [group["params"] for group in groups]
-        for group in groups:
-            group["params"] = [p for p in group["params"] if id(p) in wanted]
-        try:
-            yield
-        finally:
-            for group, own in zip(groups, everything, strict=True):
-                group["params"] = own
-
-    @contextmanager
-    def _as_remembered(self) -> Iterator[None]:
-        groups = self._optimizer.param_groups
-        current = [{k: v for k, v in group.items() if k != "params"} for group in groups]
-        # A group added since has no memory and keeps what it has.
-        for group, hyper in zip(groups, self._hyper, strict=False):
-            group.update(hyper)
-        try:
-            yield
-        finally:
-            for group, hyper in zip(groups, current, strict=True):
-                group.update(hyper)
 
 
 def _hyper_of(group: dict[str, Any]) -> dict[str, Any]:

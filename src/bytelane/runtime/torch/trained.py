@@ -8,7 +8,6 @@ import torch
 from torch.nn.utils.stateless import _functional_call
 
 from bytelane.runtime.torch.gate import is_compiled
-from bytelane.runtime.torch.surroundings import is_observed
 
 
 class Trained:
@@ -48,12 +47,18 @@ class Trained:
         """Return the numbers of those among these that are trained."""
         return {self._number[id(p)] for p in parameters if id(p) in self._number}
 
-    def has_changed(self, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
-        """Tell whether something was frozen, unfrozen, cast, moved, replaced or added since."""
+    def has_changed(
+        self, optimizers: Iterable[torch.optim.Optimizer], *, is_traced: bool = False
+    ) -> bool:
+        """Tell whether something was frozen, unfrozen, cast, moved, replaced or added since.
+
+        A tracer puts tensors of its own into the model for the time being; they do not count.
+        """
         if not _in_groups(optimizers) <= self._known:
             return True
         with torch._C.DisableTorchFunction():  # nobody has to be told of this look
-            return _seen(self._everything) != self._was or self._holds_others()
+            changed = _seen(self._everything) != self._was
+            return changed or (not is_traced and self._holds_others())
 
     def _holds_others(self) -> bool:
         """Tell whether the model has other parameters than before; modules may well be others."""
@@ -61,7 +66,7 @@ class Trained:
         registered = [[*map(id, place.values())] for place, _ in self._registered]
         if registered == [ids for _, ids in self._registered]:
             return False
-        if is_observed() or _is_called_functionally():
+        if _is_called_functionally():
             return False
         self._registered = _registered(self._model)
         return {id(p) for p in self._model.parameters()} != {id(p) for p in self._everything}
