@@ -154,12 +154,13 @@ for _ in range(100000):
     optimizer.step()
 """
 MANY = ",".join(map(str, range(2, 200)))
+LATENCIES = ",".join(f"{k}us" for k in range(1, 200))
 ON_ALL_CORES = ["--executor", "processes"]
 COMMANDS = {
     "profile-network": ["profile-network", "--workers", "2", "--seconds", "60"],
     "try": ["try", "script.py", "--here", "--workers", "2", "--iterations", "90000"],
     "bench": ["bench", "resnet50", "--workers", "2", "--rate", "500Mbit", "--iterations", "99"],
-    "sweep": ["sweep", "vgg16", "--workers", MANY, "--latency", "1us,2us,3us,4us", *ON_ALL_CORES],
+    "sweep": ["sweep", "vgg16", "--workers", MANY, "--latency", LATENCIES, *ON_ALL_CORES],
 }
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL]
 KILLED = [
