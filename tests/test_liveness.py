@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bytelane.errors import PeerLost
+from bytelane.runtime.torch.control import name_failure
 from bytelane.runtime.watch.radio import bind
 from hurting import ENDING_S, SOON_S, STARTING_S, Event, Run, Zygote, draw, hurt, runs
 from watched import await_true
@@ -123,3 +125,19 @@ def test_hosts_that_have_only_ipv6_can_train(tmp_path: Path, zygote: Zygote) -> 
         assert [run.code(rank) for rank in run.ranks] == [0, 0]
     finally:
         run.end()
+
+
+class OneHasLeft:
+    """Peers of whom none is lost, but one has ended in order."""
+
+    def loss(self, wait_s: float = 0.0) -> None:
+        return None
+
+    def left(self) -> list[int]:
+        return [2]
+
+
+def test_a_rank_that_has_left_is_named_by_the_transfer_that_it_has_cut() -> None:
+    error = name_failure(RuntimeError("Read error"), OneHasLeft())  # type: ignore[arg-type]
+    assert isinstance(error, PeerLost)
+    assert error.rank == 2

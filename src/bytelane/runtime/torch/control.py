@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from bytelane.errors import PeerError, TrainingError, TransferFailed, TransferTimeout
+from bytelane.errors import PeerError, PeerLost, TrainingError, TransferFailed, TransferTimeout
 from bytelane.runtime.engine.engine import PATIENCE_S
 
 # A transfer to a dead rank fails before its sentinel has told of the death; or, if that has died
@@ -26,6 +26,9 @@ class KnowsPeers(Protocol):
 
     def loss(self, wait_s: float = 0.0) -> PeerError | None:
         """Return who is lost, if that is known within this time."""
+
+    def left(self) -> list[int]:
+        """Return the ranks that have ended in order."""
 
     def still_waiting(self, waited_s: float) -> None:
         """Say for whom we wait."""
@@ -100,6 +103,13 @@ class Control:
 
 
 def name_failure(error: Exception, peers: KnowsPeers) -> Exception:
-    """Return who is lost, if that is the reason why a transfer failed."""
-    loss = peers.loss(VERDICT_S)
-    return loss or TransferFailed(f"a transfer between ranks failed: {error}")
+    """Return who is lost, if that is the reason why a transfer failed.
+
+    A rank that has launched all that we have may have left in order, and closed its connections
+    before the last of it was over.
+    """
+    if (loss := peers.loss(VERDICT_S)) is not None:
+        return loss
+    if left := peers.left():
+        return PeerLost(f"rank {left[0]} has left while a transfer was under way", left[0])
+    return TransferFailed(f"a transfer between ranks failed: {error}")

@@ -84,6 +84,10 @@ class Peers:
         """Return who is lost, if that is known within this time."""
         return self._watcher.loss(wait_s)
 
+    def left(self) -> list[int]:
+        """Return the ranks that have ended in order."""
+        return self._watcher.left()
+
     def still_waiting(self, waited_s: float) -> None:
         """Say for whom we wait, ever more rarely: one rank for all that wait."""
         behind = self._watcher.behind()

@@ -22,7 +22,7 @@ from bytelane.runtime.watch.board import FINISHED, LAUNCHED, PULSE, Board
 from bytelane.runtime.watch.frames import Frame, Frames, Word
 from bytelane.runtime.watch.judge import Limits, Loss
 from bytelane.runtime.watch.launch import Post
-from bytelane.runtime.watch.message import REASON_BYTES, Fault
+from bytelane.runtime.watch.message import REASON_BYTES, Fault, Kind
 from bytelane.runtime.watch.sentinel import BEAT_S, FAREWELL_S
 from bytelane.runtime.watch.standing import Standing
 
@@ -115,6 +115,11 @@ class Watcher:
         with self._changed:
             self._changed.wait_for(lambda: self._loss or self._is_over, wait_s)
             return self._loss
+
+    def left(self) -> list[int]:
+        """Return the peers that have ended in order."""
+        others = (rank for rank in range(self._world) if rank != self._rank)
+        return [rank for rank in others if self._board.read(rank).kind is Kind.LEFT]
 
     def behind(self) -> list[Standing]:
         """Return the peers that have launched least, if that is less than we have.
