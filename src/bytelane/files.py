@@ -39,7 +39,7 @@ _KINDS = {
 def open_regular(path: Path, most_bytes: int) -> Iterator[IO[bytes]]:
     """Open a regular file of at most so many bytes; refuse anything else."""
     try:
-        # Not to wait until somebody writes into a pipe; regular files do not care.
+        # Opening a named pipe would block until a writer comes; regular files ignore the flag.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None

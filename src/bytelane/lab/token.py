@@ -1,7 +1,8 @@
 """Tell the connections of our own processes from those of strangers, by a token.
 
-Whoever can reach a port can connect to it. The token travels another way, which only members of the
-run can read; it keeps out strays, other runs and guesses, but not those who can read the network.
+Any process that reaches a port can connect to it. The token travels another way, which only
+members of the run can read; it keeps out strays, other runs and guesses, but not those who can read
+the network.
 """
 
 import contextlib

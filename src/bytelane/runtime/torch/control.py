@@ -103,7 +103,7 @@ class Control:
 
 
 def name_failure(error: Exception, peers: KnowsPeers) -> Exception:
-    """Return who is lost, if that is the reason why a transfer failed.
+    """Return the lost rank as an error, if its loss made a transfer fail.
 
     A rank that has launched all that we have may have left in order, and closed its connections
     before the last of it was over.

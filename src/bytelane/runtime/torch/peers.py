@@ -1,4 +1,4 @@
-"""The other ranks: who is lost ends every session here; who is slow is waited for, and named.
+"""Track the other ranks: a lost rank ends every session here; a slow one is waited for and named.
 
 Sentinels come first. A rank that enters ``prepare`` starts its own, leaves its address in torch's
 store, and its sentinel gets to know the others' one by one, as they come. Whatever is waited for
