@@ -1,7 +1,9 @@
 # The commands of the README do all the set-up by themselves, in .venv.
 #   make demo    the simulator, a two-rank run beside its own prediction, a script under DDP and ours
-#   make test    format, lint, types, import contracts, tests with coverage
-#   make cases   every way of training beside DDP: a table of cases, on two and four processes
+#   make quick   format, lint, types, import contracts, and the tests that start no process
+#   make test    the same, and all tests, with coverage
+#   make cases   every way of training beside DDP: a table of cases, on two and four processes, by
+#                all-reduce and through parameter servers
 #   make docs    the pages in docs/ as HTML, in out/docs
 #   make soak    a thousand labs, training runs and changes of plan; hundreds of faults; ten thousand
 #                random command lines
@@ -13,9 +15,10 @@ BIN := $(VENV)/bin
 HAS_TORCH := $(shell $(PYTHON) tools/has_torch.py && echo yes)
 VENV_FLAGS := $(if $(HAS_TORCH),--system-site-packages)
 TORCH := $(if $(HAS_TORCH),,torch)
-WITHOUT_CASES := --ignore=tests/test_cases.py --ignore=tests/test_cases_on_four.py
+CASES := tests/processes/test_cases.py tests/processes/test_cases_on_four.py \
+    tests/processes/test_cases_with_servers.py
 
-.PHONY: demo test cases docs soak format lint types contracts unit clean
+.PHONY: demo quick test cases docs soak format lint types contracts unit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/bytelane simulate examples/vgg16.toml --workers 4 --bandwidth 25Gbit --policy fifo
@@ -25,6 +28,9 @@ demo: $(VENV)/.demo
 	$(BIN)/bytelane overlay examples/vgg16-small.toml --partition 512KiB --out out
 	@echo
 	$(BIN)/bytelane try examples/cnn.py --ddp --repetitions 2 --out out
+
+quick: lint types contracts
+	$(BIN)/pytest -n 2 --dist loadfile -q tests/unit
 
 test: lint types contracts unit
 
@@ -42,14 +48,14 @@ contracts: $(VENV)/.dev
 # stricter rule: every branch is taken by some test.
 unit: $(VENV)/.dev
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n 2 --dist loadfile $(WITHOUT_CASES)
+	$(BIN)/coverage run -m pytest -n 2 --dist loadfile $(CASES:%=--ignore=%)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include='src/bytelane/core/*' --fail-under=100
 
 # Every way of training beside DDP, on two and on four processes.
 cases: $(VENV)/.dev
-	$(BIN)/pytest -n 2 --dist loadfile tests/test_cases.py tests/test_cases_on_four.py
+	$(BIN)/pytest -n 2 --dist loadfile $(CASES)
 
 # Warnings are errors: a link that leads nowhere, a name that is not there.
 docs: $(VENV)/.docs

@@ -31,20 +31,23 @@ from bytelane.bench.scale import scale_compute
 from bytelane.bench.trainers import DdpTrainer, OurTrainer, PlainTrainer
 from bytelane.bench.workload import Emulated
 from bytelane.core import Knobs
-from bytelane.runtime.engine import Engine
-from bytelane.runtime.torch.onlooker import Onlooker
+from bytelane.runtime.sync import Engine
+from bytelane.runtime.torch.access_guard import AccessGuard
+from bytelane.runtime.torch.deferred_step import DeferredStep
+from bytelane.runtime.torch.forward_pass import ForwardPass
+from bytelane.runtime.torch.gradients import Gradients
+from bytelane.runtime.torch.optimizer_steps import OptimizerSteps
 from bytelane.runtime.torch.session import Session
-from bytelane.runtime.torch.stepping import PartialStepper
 from bytelane.sim import make_planner
 from bytelane.units import format_bytes, parse_bytes
 
 BYTES, COMPUTE_S = 25_000_000, 0.42
 ENTRANCES = {
-    Session: (
-        "take_gradient land enter_model pass_gate leave_model before_step after_step "
-        "before_zero_grad"
-    ),
-    Onlooker: "look",
+    Gradients: "complete land",
+    ForwardPass: "enter_model enter_module leave_model",
+    OptimizerSteps: "before_step before_zero_grad",
+    Session: "after_step",
+    AccessGuard: "look",
     Engine: "_finished",
 }
 
@@ -122,7 +125,7 @@ class Meter:
         for owner, names in ENTRANCES.items():
             for name in names.split():
                 setattr(owner, name, self._count(getattr(owner, name)))
-        PartialStepper.step = self._leave_out(PartialStepper.step)  # type: ignore[method-assign]
+        DeferredStep.step = self._leave_out(DeferredStep.step)  # type: ignore[method-assign]
 
     def __enter__(self) -> None:
         self._is_on = True

@@ -9,6 +9,7 @@ import platform
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 from bytelane.cluster import Cluster, Link
@@ -19,8 +20,9 @@ from bytelane.sim import evaluate, evaluate_each, kernel
 from bytelane.sim.compiled import load_compiled
 from bytelane.sim.engine import Engine, Run
 from bytelane.sim.layout import lay_out, make_log, make_now, step_durations_s
+from bytelane.sim.network.serial_layout import make_flights
 
-CLUSTER = Cluster(8, Link(1.25e9, 20e-6, 100e-6))
+CLUSTER = Cluster.star(8, Link(1.25e9, 20e-6, 100e-6))
 PARTITIONS = [2**k for k in range(16, 27)]
 PARTS_IN_FLIGHT = (1, 2, 3, 4, 6, 8, 12, 16)
 
@@ -53,9 +55,10 @@ def engine_alone_ms(job: Job, run: Run, repeats: int) -> float:
     times = []
     for _ in range(repeats):
         state = policy_state(policy, job)
-        work, _ = lay_out(job, CLUSTER, policy, state, step_s)
-        now, log = make_now(job, state, work), make_log(work, 2, 0)
-        times.append(cpu_ms(lambda s=state, w=work, n=now, g=log: run(s, w, n, g), 1)[0])  # type: ignore[misc]
+        work, network, _ = lay_out(job, CLUSTER, policy, state, step_s)
+        now, flights = make_now(job, state, work), make_flights(network, state)
+        loop = partial(run, state, work, now, network, flights, make_log(state, work, 2, 0))
+        times.append(cpu_ms(loop, 1)[0])
     return median(times)
 
 
@@ -67,7 +70,7 @@ def print_growth(job: Job) -> None:
     """One evaluation with ever more sub-tasks; n log n would make the last column constant."""
     titles = ("sub-tasks", "CPU time", "peak memory", "a sub-task", "/ log2 n")
     print("\n" + " ".join(f"{title:>12}" for title in titles))
-    for wanted in (10**3, 10**4, 10**5, 10**6):
+    for wanted in (10**3, 10**4, 10**5, 999_000):
         part = max(1, job.total_bytes // wanted)
         policy = make_policy("bytescheduler", job, CLUSTER, Knobs(part, 2 * part))
         count = policy.cut(job).operation_count

@@ -1,4 +1,4 @@
-"""Sphinx: pages in Markdown, and what is generated from the code so that it cannot drift."""
+"""Configure Sphinx: Markdown pages, with tables and pictures generated from the code."""
 
 import sys
 from pathlib import Path
@@ -35,5 +35,5 @@ html_static_path: list[str] = []
 
 
 def setup(app: Any) -> None:
-    """Generate before anything is read."""
+    """Generate tables and pictures before Sphinx reads the pages."""
     app.connect("builder-inited", lambda app: write_all(HERE / "generated"))

@@ -1,7 +1,7 @@
-"""Run what the pages show: the docs cannot promise what the commands do not do.
+"""Run the commands and doctests that the pages show, and compare their output with the pages.
 
 * A ``console`` block is a list of ``$ command`` lines, each followed by its output, word for word;
-  ``...`` stands for anything. A command that fails must say so in its own output.
+  ``...`` stands for anything. After a command that fails the last line is ``[exit code N]``.
 * A ``pycon`` block is a doctest.
 * A ``{code-block}`` with a ``:caption:`` is a file of that name.
 
@@ -22,13 +22,13 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 100
-# A torch of the system brings no command into a virtual environment.
+# A torch that is installed in the system adds no torchrun to a virtual environment.
 TORCHRUN = 'torchrun() { python -m torch.distributed.run "$@"; }'
 FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):
-    """Something on a page that can be run, or must be there to run others."""
+    """A block of a page that can be run, or a file that other blocks need."""
 
     kind: str
     """console, pycon, or the name of a file."""
@@ -44,7 +44,7 @@ def pages() -> list[Path]:
 
 
 def runnable(text: str) -> Iterator[Block]:
-    """Yield the blocks of a page that mean something here."""
+    """Yield the blocks of a page that can be run, and the files that they need."""
     for match in FENCE.finditer(text):
         kind, body = match["kind"].strip(), match["body"]
         caption = re.match(r":caption: (\S+)\n+", body)
@@ -55,7 +55,7 @@ def runnable(text: str) -> Iterator[Block]:
 
 
 def differences(page: Path) -> list[str]:
-    """Run a page; return what is not as it says."""
+    """Run a page; return every difference between the page and the real output."""
     with _session() as folder:
         return [
             f"{page.name}: {wrong}"
@@ -77,7 +77,7 @@ def _wrong(block: Block, folder: Path) -> Iterator[str]:
 
 
 def written(page: Path) -> str:
-    """Return the page with real output, but where it stands with an ellipsis that still fits."""
+    """Return the page with the real output; output with an ellipsis that still fits is kept."""
     text = page.read_text()
     with _session() as folder:
         done = []
@@ -119,7 +119,7 @@ def _session() -> "tempfile.TemporaryDirectory[str]":
 
 
 def _run(command: str, folder: Path) -> str:
-    """Run a command line as a reader would; return all it says, and how it ended if not well."""
+    """Run a command line as a reader would; return its output, and its exit code unless 0."""
     done = subprocess.run(
         ["bash", "-c", f"{TORCHRUN}\n{command}"],
         cwd=folder,
@@ -153,7 +153,7 @@ def _environment() -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     plain = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100"}
     loopback = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    # Nothing is left beside what the pages use: examples are the repository's own.
+    # No cache files beside the examples, which are the repository's own.
     clean = {"PYTEST_ADDOPTS": "-p no:cacheprovider", "PYTHONDONTWRITEBYTECODE": "1"}
     return os.environ | plain | loopback | clean | {"PATH": path}
 
@@ -165,7 +165,7 @@ def main() -> int:
             page.write_text(written(page))
         return 0
     wrong = [text for page in pages() for text in differences(page)]
-    print("\n".join(wrong) or "every page says what is so")
+    print("\n".join(wrong) or "the output of every command is as its page says")
     return bool(wrong)
 
 

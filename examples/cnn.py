@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 examples/cnn.py
 
-The pictures are made up: coloured noise with a bright square, and the class is where the square is.
-With --ddp the same script trains under PyTorch's own DistributedDataParallel, which is what
-``bytelane try examples/cnn.py --ddp`` compares with.
+The pictures are synthetic: coloured noise with a bright square, whose place is the class. With
+--ddp the same script trains under PyTorch's own DistributedDataParallel; ``bytelane try
+examples/cnn.py --ddp`` compares both.
 """
 
 import argparse
@@ -56,10 +56,10 @@ def make_batch(size: int, random: torch.Generator) -> tuple[torch.Tensor, torch.
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch", type=int, default=32, help="pictures a worker and step")
-    parser.add_argument("--width", type=int, default=32, help="channels of the first layer")
-    parser.add_argument("--ddp", action="store_true", help="without Bytelane")
+    parser.add_argument("--steps", type=int, default=60, help="steps to train (default 60)")
+    parser.add_argument("--batch", type=int, default=32, help="pictures per worker (default 32)")
+    parser.add_argument("--width", type=int, default=32, help="channels of layer 1 (default 32)")
+    parser.add_argument("--ddp", action="store_true", help="train under DDP, without Bytelane")
     options = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -70,7 +70,7 @@ def main() -> None:
     if options.ddp:
         model = DistributedDataParallel(model)
     else:
-        bytelane.prepare(model, optimizer)  # this and the import are all
+        bytelane.prepare(model, optimizer)  # the only change besides the import
 
     random = torch.Generator().manual_seed(rank)  # every worker sees other pictures
     began, seen = time.perf_counter(), 0

@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 examples/gpt.py --checkpoint gpt.pt
 
-It has what real trainings have: an embedding that is also the output layer, two groups of
+It has what real training scripts have: an embedding that is also the output layer, two groups of
 parameters, a learning rate that follows a cosine, clipped gradients, and a checkpoint, from which
-it goes on when it is started again. Its text is endless arithmetic, so nothing is downloaded. With
+it resumes when it is started again. Its text is generated arithmetic: nothing is downloaded. With
 --ddp it trains under DistributedDataParallel: ``bytelane try examples/gpt.py --ddp``.
 """
 
@@ -69,12 +69,12 @@ def make_batch(size: int, numbers: random.Random) -> torch.Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch", type=int, default=8, help="rows a worker and step")
-    parser.add_argument("--width", type=int, default=192)
-    parser.add_argument("--depth", type=int, default=4, help="number of blocks")
-    parser.add_argument("--checkpoint", help="go on from this file, and write it at the end")
-    parser.add_argument("--ddp", action="store_true", help="without Bytelane")
+    parser.add_argument("--steps", type=int, default=60, help="steps to train (default 60)")
+    parser.add_argument("--batch", type=int, default=8, help="rows per worker (default 8)")
+    parser.add_argument("--width", type=int, default=192, help="embedding size (default 192)")
+    parser.add_argument("--depth", type=int, default=4, help="number of blocks (default 4)")
+    parser.add_argument("--checkpoint", help="resume from this file, and write it at the end")
+    parser.add_argument("--ddp", action="store_true", help="train under DDP, without Bytelane")
     options = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -98,7 +98,7 @@ def main() -> None:
     if options.ddp:
         trained = DistributedDataParallel(model)
     else:
-        bytelane.prepare(model, optimizer)  # this and the import are all
+        bytelane.prepare(model, optimizer)  # the only change besides the import
 
     for step in range(first, options.steps):
         tokens = make_batch(options.batch, random.Random(f"{rank}/{step}"))

@@ -1,4 +1,4 @@
-"""How to test a policy of one's own: the contract, and what is special about this one."""
+"""Test a policy of your own: the contract, and a property of this policy."""
 
 import own_policy  # noqa: F401  (registers it)
 
@@ -10,8 +10,8 @@ class TestCarpool(PolicyContract):
     policy = "carpool"
 
 
-def test_it_pays_where_messages_are_dear() -> None:
-    dear = {"workers": 8, "bandwidth": "25Gbit", "overhead": "200us", "latency": "300us"}
-    mine = bytelane.simulate("resnet50", policy="carpool", **dear)
-    theirs = bytelane.simulate("resnet50", policy="bytescheduler", **dear)
+def test_it_pays_where_messages_are_expensive() -> None:
+    expensive = {"workers": 8, "bandwidth": "25Gbit", "overhead": "200us", "latency": "300us"}
+    mine = bytelane.simulate("resnet50", policy="carpool", **expensive)
+    theirs = bytelane.simulate("resnet50", policy="bytescheduler", **expensive)
     assert mine.iteration_s < theirs.iteration_s

@@ -33,7 +33,7 @@ schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
 # The same model and optimizer come back: no wrapper, no "module." in the names.
 bytelane.prepare(model, optimizer)
 
-# Ten fixed points in space; each input is one of them with noise, its class is which.
+# Ten fixed points in space; each input is one of them with noise, its class is that point's number.
 centres = torch.randn(10, 64)
 noise = torch.Generator().manual_seed(rank)  # every worker sees other data
 
@@ -43,13 +43,13 @@ for step in range(STEPS):
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(inputs), targets)
     loss.backward()
-    optimizer.step()  # returns at once; the next forward pass waits for just what it needs
+    optimizer.step()  # returns at once; in the next forward pass each module waits for its own
     schedule.step()
     if rank == 0 and step % 10 == 0:
         print(f"step {step:3d}   loss {loss.item():.4f}")
 
 if rank == 0:
-    # Whoever looks sees everything up to date. The other ranks have left by now, or wait.
+    # state_dict() first settles all updates. The other ranks have left by now, or wait.
     norm = sum(value.square().sum() for value in model.state_dict().values()).sqrt()
     print(f"trained; the weights have norm {norm:.3f}")
 if dist.is_initialized():

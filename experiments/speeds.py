@@ -2,7 +2,7 @@
 
 There are as many servers as workers, on hosts of their own, and every host has a duplex link. (With
 a server on each worker's host, its replies would share the link with the worker's pushes.) Times
-are the zoo's estimates for a V100 and 32 samples a worker: only shapes and ratios mean something.
+are the zoo's estimates for a V100 and 32 samples per worker: only shapes and ratios mean something.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ Cells = Mapping[tuple[str, int], Speeds]
 def make_cluster(workers: int, gigabits: float, *, ideal: bool = False) -> Cluster:
     """As many servers as workers, on their own hosts; an ideal link costs nothing but bytes."""
     costs = (0.0, 0.0) if ideal else (OVERHEAD_S, LATENCY_S)
-    return Cluster(workers, Link(gigabits * 1e9 / 8, *costs), servers=workers, colocated=False)
+    return Cluster.star(workers, Link(gigabits * 1e9 / 8, *costs), servers=workers, colocated=False)
 
 
 def speeds(job: Job, workers: int, gigabits: float) -> Speeds:

@@ -5,7 +5,7 @@ barrier between iterations and its "priority queue" drops it, so it changes two 
 """
 
 from bytelane.cluster import Cluster, Link
-from bytelane.core import CreditWindow, Policy, Stage
+from bytelane.core import CreditWindow, Groups, Policy, Stage
 from bytelane.job import Job
 
 BUFFER_BYTES = 6_280_000
@@ -28,7 +28,7 @@ def make_thesis_policy(job: Job, cell: str) -> Policy:
     priority = tuple(tensor.needed_by if by_need else 0 for tensor in job.tensors)
     one_at_a_time = CreditWindow(1)
     stage = Stage("all-reduce", priority, one_at_a_time)
-    return Policy(cell, (stage,), barrier=barrier, groups=fused_upwards(job))
+    return Policy(cell, (stage,), barrier=barrier, cutting=Groups(fused_upwards(job)))
 
 
 def fused_upwards(job: Job) -> tuple[int, ...]:
@@ -45,4 +45,4 @@ def fused_upwards(job: Job) -> tuple[int, ...]:
 
 def make_thesis_cluster(gigabits: float) -> Cluster:
     """Two workers; an all-reduce takes 2 (W - 1) steps, and each of them the delay."""
-    return Cluster(WORKERS, Link(gigabits * 1e9 / 8, overhead_s=2 * (WORKERS - 1) * STEP_S))
+    return Cluster.star(WORKERS, Link(gigabits * 1e9 / 8, overhead_s=2 * (WORKERS - 1) * STEP_S))

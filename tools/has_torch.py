@@ -9,7 +9,7 @@ except Exception:  # a broken installation raises anything, and is as good as no
     sys.exit(1)
 
 usable = (
-    tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
+    tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 9)
     and torch.distributed.is_available()
     and torch.distributed.is_gloo_available()
 )

@@ -1,11 +1,11 @@
-"""The table of cases, read from the tests that run them."""
+"""Generate the tables in docs/cases.md from the tests of the cases; run this to renew them."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-CASES = Path(__file__).parents[2] / "tests" / "cases"
+CASES = Path(__file__).parents[2] / "tests" / "support" / "cases"
 THEMES = ("loops", "optimizers", "models", "precision", "lifecycle", "compiling", "refusals")
 OUTCOMES = {
     "exact": "the same weights",
@@ -15,13 +15,24 @@ OUTCOMES = {
 }
 
 
+PAGE = Path(__file__).parents[1] / "cases.md"
+
+
+def main() -> None:
+    """Write the tables into the page, between its introduction and its last section."""
+    text = PAGE.read_text()
+    first = case_tables().partition("\n")[0]
+    head, tail = text.partition(first)[0], text.partition("## At random")[2]
+    PAGE.write_text(f"{head}{case_tables()}\n## At random{tail}")
+
+
 def case_tables() -> str:
-    """Return one table a theme: what a user does, what becomes of it, and why."""
+    """Return one table per theme: what a user does, what happens, and why."""
     return "\n".join(_table(theme) for theme in THEMES)
 
 
 def decorators(theme: str) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of every ``@case`` of a theme, without importing torch for it."""
+    """Yield the arguments of every ``@case`` of a theme, without importing torch."""
     for node in ast.parse((CASES / f"{theme}.py").read_text()).body:
         for call in getattr(node, "decorator_list", []):
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "case":
@@ -48,3 +59,7 @@ def _table(theme: str) -> str:
 def _ways(found: dict[str, Any]) -> str:
     ways = found.get("ways", ())
     return f"<br>({'; '.join(ways)})" if ways else ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""The command line, as typer itself writes it down."""
+"""Generate the command-line reference with typer's own documentation command."""
 
 import html
 import re
@@ -7,7 +7,7 @@ import sys
 
 
 def cli_reference() -> str:
-    """Return one section a command: how it is called, what it does, all of its options."""
+    """Return one section per command: its usage, what it does, all of its options."""
     command = [sys.executable, "-m", "typer", "bytelane.cli.main", "utils", "docs"]
     done = subprocess.run(
         [*command, "--name", "bytelane"], capture_output=True, text=True, timeout=60, check=True
@@ -17,6 +17,6 @@ def cli_reference() -> str:
 
 
 def _tidy(section: str) -> str:
-    """Set examples as code; drop what stands under every command."""
+    """Set examples as code; drop ``--help``, which every command has."""
     section = re.sub(r"Example: (bytelane .*)", r"\n\nExample: `\1`", section)
     return section.replace("* `--help`: Show this message and exit.\n", "")

@@ -1,4 +1,4 @@
-"""Pictures of the idea, drawn from simulations of the smallest job that shows it."""
+"""Draw the pictures of docs/idea.md and docs/how-to/explain.md from simulations."""
 
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from bytelane.units import format_bytes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SECOND = 8  # bytes that take a second
-CLUSTER = Cluster(2, Link(float(SECOND)))
+CLUSTER = Cluster.star(2, Link(float(SECOND)))
 JOB = Job(
     "three layers",
     tuple(Layer(f"layer {i}", 1.0, 1.0) for i in range(3)),
     tuple(Tensor(f"layer {i}", s * SECOND, (i,)) for i, s in enumerate((2, 2, 3))),
 )
-# What each picture is called, and by which policy.
+# Name of each picture, and its policy and knobs.
 CASES = {
     "fifo": ("fifo", None),
     "priority": ("bytescheduler", Knobs(partition_bytes=1000, credit_bytes=1)),
@@ -40,7 +40,7 @@ def ask(case: str) -> Simulation:
 
 
 def draw_idea(folder: Path) -> None:
-    """Draw each case: what is computed, and what is on the link."""
+    """Draw computing and the link of each case."""
     for case in CASES:
         figure = Figure(figsize=(9, 1.9), layout="constrained")
         _draw_case(figure.subplots(), ask(case))
@@ -75,7 +75,7 @@ def _draw_case(axes: Any, found: Simulation) -> None:
 
 
 def _draw_bar(axes: Any, row: int, start: float, end: float, layer: int, kind: str) -> None:
-    if not (start < SHOWN_S and end > 0):  # also false for what never was
+    if not (start < SHOWN_S and end > 0):  # also for a time that was not recorded: NaN
         return
     colour = COLOURS[layer]
     filled = {"facecolors": colour, "edgecolor": "white"}
@@ -125,7 +125,7 @@ def draw_explained(path: Path) -> None:
 
 
 def iteration_s(job: Job, cluster: Cluster, partition_bytes: int, credit_bytes: int) -> float:
-    """Return what an iteration takes with parts of this size."""
+    """Return the iteration time with parts of this size and this credit."""
     knobs = Knobs(partition_bytes, credit_bytes)
     return evaluate(job, cluster, make_policy("bytescheduler", job, cluster, knobs))
 

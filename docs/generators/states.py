@@ -1,4 +1,4 @@
-"""The life of an operation, observed: which call of the kernel has moved it from where to where."""
+"""Draw the states of an operation from transitions observed in the kernel, each with its call."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from bytelane.job import Job, Layer, Tensor
 
 NAMES = {getattr(kernel, name): name for name in ("WAITING", "QUEUED", "STARTED", "FINISHED")}
 LINK = Link(8.0)
-CLUSTERS = (Cluster(2, LINK), Cluster(2, LINK, servers=2))
+CLUSTERS = (Cluster.star(2, LINK), Cluster.star(2, LINK, servers=2))
 JOB = Job(
     "five tensors",
     tuple(Layer(f"l{i}", 1.0, 1.0) for i in range(4)),
@@ -28,7 +28,7 @@ Transitions = dict[tuple[str, str], set[str]]
 
 
 def transitions() -> Transitions:
-    """Run every policy for two iterations; return from where to where, and by which calls."""
+    """Run every policy for two iterations; return the kernel calls that made each transition."""
     seen: Transitions = defaultdict(set)
     for cluster in CLUSTERS:
         for name in policies_for(cluster.sync):
@@ -50,8 +50,8 @@ def _iteration(state: State, random: Random) -> Iterator[tuple[str, int, int]]:
         else:
             operation = flying.pop(random.randrange(len(flying)))
             yield from _moves(state, "notify_finish", kernel.notify_finish, operation)
-        for lane in range(state.counters.shape[0]):
-            for call, before, after, operation in _starts(state, lane):
+        for queue in range(state.counters.shape[0]):
+            for call, before, after, operation in _starts(state, queue):
                 flying.append(operation)
                 yield call, before, after
 
@@ -59,29 +59,29 @@ def _iteration(state: State, random: Random) -> Iterator[tuple[str, int, int]]:
 def _moves(
     state: State, call: str, function: Callable[..., Any], *arguments: int
 ) -> Iterator[tuple[str, int, int]]:
-    """Call the kernel; yield how it has moved operations."""
-    stages = state.stage.tolist()
+    """Call the kernel; yield the transitions of all operations that it has moved."""
+    statuses = state.status.tolist()
     function(state, *arguments)
-    for before, after in zip(stages, state.stage.tolist(), strict=True):
+    for before, after in zip(statuses, state.status.tolist(), strict=True):
         if before != after:
             yield call, before, after
 
 
-def _starts(state: State, lane: int) -> Iterator[tuple[str, int, int, int]]:
-    """Start what may start, and let join what fits."""
-    before = state.stage.tolist()
-    call, operation, room = "start", kernel.start(state, lane), 0
+def _starts(state: State, queue: int) -> Iterator[tuple[str, int, int, int]]:
+    """Start the operations that may start, and join those that fit."""
+    before = state.status.tolist()
+    call, operation, room = "start", kernel.start(state, queue), 0
     while operation != kernel.NOTHING:
-        yield call, before[operation], int(state.stage[operation]), int(operation)
-        full = int(state.counters[lane, kernel.FUSION])
+        yield call, before[operation], int(state.status[operation]), int(operation)
+        full = int(state.counters[queue, kernel.FUSION])
         room = (full if call == "start" else room) - int(state.size[operation])
-        call, operation = "join", kernel.join(state, lane, room)
+        call, operation = "join", kernel.join(state, queue, room)
         if operation == kernel.NOTHING:
-            call, operation = "start", kernel.start(state, lane)
+            call, operation = "start", kernel.start(state, queue)
 
 
 def draw_states(path: Path) -> None:
-    """Draw four boxes in a row, and an arrow for every transition that was seen."""
+    """Draw four boxes in a row, and an arrow for every observed transition."""
     figure = Figure(figsize=(9, 2.4))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(-0.5, 3.5)
@@ -100,7 +100,7 @@ def draw_states(path: Path) -> None:
 
 
 def _draw_arrow(axes: Any, start: int, end: int, label: str) -> None:
-    """Draw forward moves straight, all others as a bow below."""
+    """Draw an arrow to the next state straight, all others as a bow below."""
     style = {"arrowstyle": "-|>", "mutation_scale": 14, "color": "#444444"}
     if end == start + 1:
         axes.add_patch(FancyArrowPatch((start + 0.31, 0), (end - 0.31, 0), **style))

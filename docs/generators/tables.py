@@ -1,4 +1,4 @@
-"""Tables of what is registered and promised."""
+"""Generate the tables of policies, of contract rules and of experiments."""
 
 import ast
 import inspect
@@ -6,24 +6,16 @@ from pathlib import Path
 
 from bytelane.core import policy_entry, policy_names
 from bytelane.testing import PolicyContract
-from bytelane.units import format_bytes
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 def policy_table() -> str:
-    """Return every built-in policy with its line of documentation, and its knobs."""
+    """Return every built-in policy with its docstring and its knobs."""
     lines = ["| policy | what it does | for | knobs and their defaults |", "|---|---|---|---|"]
     for name in policy_names():
         entry = policy_entry(name)
-        knobs = []
-        if entry.partition_bytes is not None:
-            knobs.append(f"partition {format_bytes(entry.partition_bytes)}")
-        if entry.parts_in_flight is not None:
-            parts = entry.parts_in_flight
-            knobs.append(f"credit {parts} {'part' if parts == 1 else 'parts'}")
-        if entry.fusion_bytes is not None:
-            knobs.append(f"fusion {format_bytes(entry.fusion_bytes)}")
+        knobs = [f"{knob.name} {knob.default_in_words}" for knob in entry.knobs]
         ways = ", ".join(entry.sync)
         lines.append(f"| `{name}` | {entry.doc} | {ways} | {', '.join(knobs) or 'none'} |")
     return "\n".join(lines) + "\n"

@@ -48,7 +48,7 @@ def small_job(forward_s: Sequence[float], backward_s: Sequence[float], units: Se
 
 def speed_up(job: Job, part: int, credit: int, known_after_s: float = 0.0) -> float:
     """Return the speed over whole tensors in ready order; 60 bytes take a second."""
-    cluster = Cluster(2, Link(60.0, latency_s=known_after_s))
+    cluster = Cluster.star(2, Link(60.0, latency_s=known_after_s))
     base = predict(job, cluster, "fifo").iteration_s
     return base / predict(job, cluster, "bytescheduler", 60 * part, 60 * part * credit).iteration_s
 
@@ -75,7 +75,7 @@ def grid(
     """Return samples a second of all workers for every partition and credit."""
     job = zoo.make(model, accelerator="v100", batch=32)
     link = Link(gigabits * 1e9 / 8, OVERHEAD_S, LATENCY_S)
-    cluster = Cluster(WORKERS, link, servers=WORKERS, colocated=False)
+    cluster = Cluster.star(WORKERS, link, servers=WORKERS, colocated=False)
     return {
         (part, k): WORKERS * 32 / predict(job, cluster, "bytescheduler", part, k * part).iteration_s
         for part in parts

@@ -39,7 +39,7 @@ def drive(credit_parts: int) -> list[Sent]:
         tuple(Layer(name, 1.0, READY_EVERY_S) for name in NAMES),
         tuple(Tensor(name, BYTES, (layer,)) for layer, name in enumerate(NAMES)),
     )
-    cluster = Cluster(2, Link(BYTES / SEND_S))
+    cluster = Cluster.star(2, Link(BYTES / SEND_S))
     policy = make_policy("bytescheduler", job, cluster, Knobs(BYTES, credit_parts * BYTES))
     scheduler = Scheduler.of_policy(policy, job)
     # At the same moment an end is told before a beginning.

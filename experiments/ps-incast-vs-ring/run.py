@@ -34,11 +34,11 @@ STYLES = {
 
 def make_cluster(arrangement: str, workers: int) -> Cluster:
     if arrangement.startswith("ring"):
-        return Cluster(workers, Link(RATE, overhead_s=2 * (workers - 1) * STEP_S))
+        return Cluster.star(workers, Link(RATE, overhead_s=2 * (workers - 1) * STEP_S))
     link = Link(RATE, overhead_s=STEP_S)
     if arrangement == BESIDE:
-        return Cluster(workers, link, servers=workers, shared_link=True)
-    return Cluster(workers, link, servers=int(arrangement.split()[0]), colocated=False)
+        return Cluster.star(workers, link, servers=workers, shared_link=True)
+    return Cluster.star(workers, link, servers=int(arrangement.split()[0]), colocated=False)
 
 
 def busiest_bytes(arrangement: str, workers: int, model_bytes: int) -> float:

@@ -1,7 +1,7 @@
 """Bytelane schedules the communication of distributed training, and predicts what that is worth.
 
-Training: :func:`prepare`. Asking first: :func:`simulate`, with a :class:`Job` on a
-:class:`Cluster`. A model becomes a job by :func:`profile`.
+To train: :func:`prepare`. To predict: :func:`simulate`, with a :class:`Job` on a
+:class:`Cluster`. :func:`profile` makes a job of a model.
 
 Nothing heavy is imported until it is used: ``import bytelane`` loads neither torch nor numba.
 """
@@ -13,7 +13,7 @@ from bytelane.errors import BytelaneError
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from bytelane.api import join, no_sync, prepare, replan, simulate, status
+    from bytelane.api import flush, join, no_sync, prepare, replan, simulate, status
     from bytelane.cluster import Cluster, Link
     from bytelane.job import Job, Layer, Tensor
     from bytelane.measure import profile
@@ -24,6 +24,7 @@ _HOMES = {
     "Layer": "bytelane.job",
     "Link": "bytelane.cluster",
     "Tensor": "bytelane.job",
+    "flush": "bytelane.api",
     "join": "bytelane.api",
     "no_sync": "bytelane.api",
     "prepare": "bytelane.api",
@@ -41,6 +42,7 @@ __all__ = [
     "Link",
     "Tensor",
     "__version__",
+    "flush",
     "join",
     "no_sync",
     "prepare",

@@ -1,4 +1,4 @@
-"""``python -m bytelane``."""
+"""Run the command line as ``python -m bytelane``."""
 
 from bytelane.cli import main
 

@@ -1,9 +1,12 @@
-"""The composition root: the only room that knows all others, and hands each what it needs."""
+"""The functions of ``import bytelane``: simulate, prepare, replan, status, no_sync, flush, join.
+
+This is the composition root: the only module that imports all packages and connects them.
+"""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,24 +14,44 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from bytelane import plugins
-from bytelane.cluster import Cluster, Link
-from bytelane.core import Knobs, Policy, make_policy
+from bytelane.cluster import Cluster, Link, Sync
+from bytelane.core import (
+    Knobs,
+    PlannedBy,
+    Planner,
+    Policy,
+    Setting,
+    find_knob,
+    make_policy,
+    policy_entry,
+    policy_names,
+    require_knob,
+)
 from bytelane.core import choose_knobs as _choose_knobs
-from bytelane.errors import InputError, MissingExtra, UnitError
+from bytelane.core.protocols import PlanFunction
+from bytelane.errors import InputError, MissingExtra, NotSupported, UnitError
+from bytelane.foreign.names import is_too_old, usable_torch
 from bytelane.job import Job, load, zoo
-from bytelane.sim import Jitter, Simulation, make_planner
+from bytelane.knob import PERMUTATION
+from bytelane.sim import Jitter, ServerPlanner, Simulation, make_planner
 from bytelane.sim import simulate as _simulate
 from bytelane.sim.sweep import make_settings
 from bytelane.terminal import announce
-from bytelane.units import LONGEST_S, parse_bytes, parse_rate, parse_seconds
+from bytelane.units import LONGEST_S, parse_rate, parse_seconds
 from bytelane.values import as_number, as_whole, nearest, require_flag, shown
+
+AUTO = "auto"
+# Without a search yet: small parts in the order of need, two in flight to every server.
+_AUTO_WITH_SERVERS = ("units", Knobs(partition_bytes=2**18, credit_bytes=2**19))
 
 _Given = TypeVar("_Given")
 _Number = TypeVar("_Number", int, float)
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
 
+    from bytelane.runtime.torch.server_carrier import ServerSettings
     from bytelane.runtime.torch.status import Status
     from bytelane.trace.recording import Recorder
 
@@ -45,22 +68,28 @@ def simulate(
     barrier: bool | None = None,
     jitter: float = 0.0,
     seed: int | None = None,
-    **cluster: Any,
+    **others: Any,
 ) -> Simulation:
     """Predict the steady state of a job (or a job file) on a cluster.
 
-    The other keywords describe the cluster, as in :func:`make_cluster`.
+    ``seed`` is that of the jitter and of policy ``random``.
+    The other keywords describe the cluster, as in :func:`make_cluster`, or are further knobs of the
+    policy, by their names.
     """
-    _require_keywords(cluster)
+    knobs, cluster = _split_keywords([policy], others)
+    as_number(jitter, "jitter")
     if seed is not None:
         as_whole(seed, "seed")
-    if not as_number(jitter, "jitter") and seed is not None:
-        raise InputError("a seed has no effect without jitter; leave it out")
+        if policy_entry(policy).knob(PERMUTATION.name) is not None:
+            knobs.setdefault(PERMUTATION.name, seed)
+        elif not jitter:
+            raise InputError("a seed has no effect without jitter; leave it out")
     job = job if isinstance(job, Job) else find_job(job)
     where = make_cluster(**cluster)
-    knobs = choose_knobs(policy, partition, credit, fusion)
-    schedule = _with_barrier(make_policy(policy, job, where, knobs), barrier)
-    return _simulate(job, where, schedule, jitter=Jitter(jitter, seed or 0) if jitter else None)
+    chosen = choose_knobs(policy, partition, credit, fusion, **knobs)
+    schedule = _with_barrier(make_policy(policy, job, where, chosen), barrier)
+    noise = Jitter(jitter, seed or 0) if jitter else None
+    return _simulate(job, where, schedule, jitter=noise, knobs=chosen)
 
 
 def simulate_each(
@@ -71,29 +100,43 @@ def simulate_each(
     credit: str | int | None = None,
     fusion: str | int | None = None,
     barrier: bool | None = None,
-    **cluster: Any,
+    **others: Any,
 ) -> list[Simulation]:
-    """Predict a job under several policies; a knob goes to those that have a use for it."""
-    _require_keywords(cluster)
-    for policy in policies:
-        plugins.look_for(policy)
-    given = _read_sizes(partition=partition, credit=credit, fusion=fusion)
-    sizes = {f"{name}_bytes": [size] for name, size in given.items()}
+    """Predict a job under several policies; each knob goes to the policies that declare it."""
+    knobs, cluster = _split_keywords(policies, others)
+    values = {}
+    for name, given in _given(partition, credit, fusion, knobs).items():
+        knob = find_knob(policies, name)
+        values[knob.key] = [knob.read(given)]
     where = make_cluster(**cluster)
     return [
         _simulate(
             job,
             where,
             _with_barrier(make_policy(setting.policy, job, where, setting.knobs), barrier),
+            knobs=setting.knobs,
         )
-        for setting in make_settings([job], [where], policies, sizes)
+        for setting in make_settings([job], [where], policies, values)
     ]
 
 
-def _require_keywords(given: Mapping[str, object]) -> None:
-    """Refuse what is neither a keyword of the caller nor one of :func:`make_cluster`."""
-    known = {*inspect.signature(simulate).parameters, *inspect.signature(make_cluster).parameters}
-    for name in sorted(given.keys() - known):
+def _split_keywords(
+    policies: Iterable[str], others: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Separate further knobs of the policies from keywords of :func:`make_cluster`."""
+    for policy in policies:
+        plugins.look_for(policy)
+    cluster = {*inspect.signature(make_cluster).parameters}
+    _require_keywords({name: others[name] for name in others.keys() - cluster}, cluster)
+    knobs = {name: value for name, value in others.items() if name not in cluster}
+    return knobs, {name: value for name, value in others.items() if name in cluster}
+
+
+def _require_keywords(given: Mapping[str, object], more: Iterable[str] = ()) -> None:
+    """Refuse a keyword that no policy declares as a knob."""
+    knobs = {knob.name for name in policy_names() for knob in policy_entry(name).knobs}
+    known = {*inspect.signature(simulate).parameters, *knobs, *more} - {"others"}
+    for name in sorted(given.keys() - knobs):
         value = shown(given[name])
         raise InputError(f"there is no argument {name} (it is {value}){nearest(name, known)}")
 
@@ -103,7 +146,7 @@ def _with_barrier(policy: Policy, barrier: bool | None) -> Policy:
         return policy
     require_flag(barrier, "barrier")
     if policy.preemptive:
-        raise InputError("the optimum knows no barrier; leave that out")
+        raise InputError("the optimum has no barrier; leave barrier out")
     return msgspec.structs.replace(policy, barrier=barrier)
 
 
@@ -139,32 +182,34 @@ def make_cluster(
 ) -> Cluster:
     """Describe equal workers, of which the last may compute slower by a factor.
 
-    With ``sync="ps"`` there are as many servers as workers on the same hosts, or ``servers`` of
-    them on hosts of their own (``separate``). On the same hosts pushes and pulls have a direction
-    each, as in the literature, or, as it really is, one link for both (``shared_link``).
+    With ``sync="ps"`` there are as many servers as workers, on the workers' hosts or on hosts of
+    their own (``separate``), where ``servers`` may be another number. On the workers' hosts pushes
+    use one direction of a link and pulls the other, as in the literature, or both take turns on it,
+    as on real hosts (``shared_link``).
     """
     if sync not in ("allreduce", "ps"):
         raise InputError(f"there is no way to synchronise called {sync!r}; use allreduce or ps")
     if sync == "allreduce" and (servers is not None or separate or shared_link):
-        raise InputError("an all-reduce has no servers; use them with ps")
+        raise InputError("an all-reduce has no servers; leave them out, or use sync ps")
     as_whole(workers, "workers")
     count = workers if servers is None else as_whole(servers, "servers")
     as_number(slow, "slow")
     require_flag(separate, "separate")
     require_flag(shared_link, "shared_link")
     if sync == "ps" and count < 1:
-        raise InputError(f"{shown(count)} servers cannot serve anybody; use 1 or more")
-    times = {"overhead": overhead, "latency": latency, "floor": floor}
+        raise InputError(f"servers is {shown(count)}; it must be 1 or more")
     link = Link(
         _read("bandwidth", bandwidth, parse_rate),
-        *(_read(name, text, parse_seconds) for name, text in times.items()),
+        overhead_s=_read("overhead", overhead, parse_seconds),
+        latency_s=_read("latency", latency, parse_seconds),
+        floor_s=_read("floor", floor, parse_seconds),
     )
     servers = count if sync == "ps" else 0
-    equal = Cluster(workers, link, servers, not separate, (), shared_link)
+    equal = Cluster.star(workers, link, servers, not separate, (), shared_link)
     if slow == 1.0:
         return equal
-    # Only now is it known that there are not too many of them for a row each.
-    return msgspec.structs.replace(equal, compute_factors=(1.0,) * (workers - 1) + (slow,))
+    # Cluster.star has refused too many workers: a tuple of factors would fill the memory.
+    return equal.with_compute_factors((1.0,) * (workers - 1) + (slow,))
 
 
 def choose_knobs(
@@ -172,22 +217,33 @@ def choose_knobs(
     partition: str | int | None = None,
     credit: str | int | None = None,
     fusion: str | int | None = None,
+    **others: str | float | None,
 ) -> Knobs:
-    """Read what was given; what was left open is the policy's own choice."""
+    """Read the knobs that were given; the others get the policy's defaults.
+
+    Other keywords are further knobs of the policy, by their names.
+    """
     plugins.look_for(policy)
-    sizes = _read_sizes(partition=partition, credit=credit, fusion=fusion)
-    return _choose_knobs(policy, *(sizes.get(name) for name in ("partition", "credit", "fusion")))
+    values = {}
+    for name, given in _given(partition, credit, fusion, others).items():
+        knob = require_knob(policy, name)
+        values[knob.key] = knob.read(given)
+    return _choose_knobs(policy, **values)
 
 
-def _read_sizes(**given: str | int | None) -> dict[str, int]:
-    """Read the sizes that were given."""
-    return {
-        name: _read(name, size, parse_bytes) for name, size in given.items() if size is not None
-    }
+def _given(
+    partition: str | int | None,
+    credit: str | int | None,
+    fusion: str | int | None,
+    others: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the knobs that were given, by their names."""
+    every = {"partition": partition, "credit": credit, "fusion": fusion, **others}
+    return {name: value for name, value in every.items() if value is not None}
 
 
 def _read(name: str, text: _Given, parse: Callable[[_Given], _Number]) -> _Number:
-    """Read a quantity; a refusal names the argument that it was given as."""
+    """Parse a quantity; an error names the argument."""
     try:
         return parse(text)
     except UnitError as error:
@@ -198,7 +254,7 @@ def prepare(
     model: "torch.nn.Module",
     optimizer: "Optimizers",
     *,
-    policy: str = "auto",
+    policy: "str | Planner | PlanFunction" = "auto",
     partition: str | int | None = None,
     credit: str | int | None = None,
     fusion: str | int | None = None,
@@ -207,77 +263,139 @@ def prepare(
     verify: bool = False,
     trace: str | Path | None = None,
     timeout_s: float = 1800.0,
+    sync: Sync = "allreduce",
+    servers: Sequence[str] = (),
+    keys: str | Path | None = None,
+    plaintext: bool = False,
+    **knobs: str | float | None,
 ) -> "tuple[torch.nn.Module, Optimizers]":
     """Make this model train in data parallel with the other ranks; return the same two objects.
 
     Call it after ``init_process_group`` and before the first forward pass, on every rank, instead
     of wrapping the model in DistributedDataParallel. The first three iterations are measured with
     plain buckets; then the policy's plan takes over. ``auto`` measures the network too, and asks
-    the simulator which pieces in which order are best; where there is nothing to win, it takes the
-    best plain buckets.
+    the simulator which pieces in which order are best; where scheduling gains nothing, it takes the
+    best plain buckets. Instead of a name, ``policy`` may be a :class:`~bytelane.core.Planner`, or a
+    function that makes a plan from a job, a cluster and a version.
 
+    ``partition``, ``credit``, ``fusion`` and other keywords are the knobs of the policy.
     ``optimizer`` may be a list of optimizers. ``barrier`` overrides whether every step waits for
-    all tensors. ``lanes`` (one if left out) carry operations by turns, each on connections of its
-    own. ``verify`` compares all weights between ranks before every backward pass (slow). ``trace``
-    is a file for plans and events, which ``bytelane replay`` reads; ``{rank}`` in it is replaced,
-    and without that only rank 0 writes. A trace that can no longer be written, say on a full disk,
-    ends; training goes on.
+    all tensors. ``lanes`` (default 1) is the number of lanes that carry operations in turn, each on
+    connections of its own. ``verify`` compares all weights between ranks before every backward pass
+    (slow). ``trace`` is a file for plans and events, which ``bytelane replay`` reads; ``{rank}`` in
+    it is replaced by the rank, and without it only rank 0 writes. If the trace can no longer be
+    written, e.g. on a full disk, it ends; training goes on. ``timeout_s`` is how long a rank waits
+    for another one that is neither dead nor frozen, but late, before it raises an error.
+
+    ``sync="ps"`` sums gradients on parameter servers: a process beside every rank, or ``servers``
+    (a list of ``"HOST:PORT"``) that run ``bytelane ps serve``. Servers on other hosts need
+    ``keys``, the folder of ``bytelane ps keygen``, or ``plaintext=True`` on a trusted network.
     """
     runtime = _runtime()
+    _require_keywords(knobs, inspect.signature(prepare).parameters.keys() - {"knobs"})
     optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
     require_flag(verify, "verify")
-    if not 0 < as_number(timeout_s, "timeout_s") <= LONGEST_S:
-        raise InputError(f"timeout_s is {timeout_s}; it must be above 0 and at most {LONGEST_S:g}")
-    if not isinstance(trace, str | Path | None):
-        raise InputError(f"trace is {shown(trace)}; it must be the path of a file")
-    recorder = None if trace is None else _recorder(trace)
-    runtime.attach(
-        model,
-        optimizers,
-        **_planning(policy, partition, credit, fusion, barrier, lanes),
+    _require_seconds(timeout_s)
+    served = _server_settings(sync, servers, keys, plaintext)
+    settings = runtime.Settings(
+        _find_planner(policy, _given(partition, credit, fusion, knobs), barrier, lanes, sync=sync),
+        probe=_probe,
+        servers=served,
         timeout_s=timeout_s,
         verify=verify,
-        recorder=recorder,
+        recorder=_recorder(trace, sync),
     )
+    runtime.attach(model, optimizers, settings)
     return model, optimizer
 
 
-def _planning(
-    policy: str,
-    partition: str | int | None,
-    credit: str | int | None,
-    fusion: str | int | None,
+def _find_planner(
+    policy: "str | Planner | PlanFunction",
+    knobs: dict[str, Any],
     barrier: bool | None,
     lanes: int | None,
-) -> dict[str, Any]:
-    """Return who plans, and what he needs to be told."""
-    if policy != "auto":
+    known: Planner | None = None,
+    sync: Sync = "allreduce",
+) -> Planner:
+    """Return the planner for ``policy``; ``known`` is the model's planner for ``auto``, if any."""
+    if sync == "ps":
+        return _server_planner(policy, knobs, barrier, lanes)
+    if isinstance(policy, str) and policy != AUTO:
         if barrier is not None:
             require_flag(barrier, "barrier")
-        knobs = choose_knobs(policy, partition, credit, fusion)
-        return {"planner": make_planner(policy, knobs, barrier, lanes=_one_unless(lanes))}
-    for name, given in (
-        ("partition", partition),
-        ("credit", credit),
-        ("fusion", fusion),
-        ("barrier", barrier),
-        ("lanes", lanes),
-    ):
+        chosen = choose_knobs(policy, **knobs)
+        return make_planner(policy, chosen, barrier, lanes=_one_unless(lanes))
+    whose = f"policy {AUTO}, which chooses it itself" if policy == AUTO else "a planner of your own"
+    for name, given in (knobs | {"barrier": barrier, "lanes": lanes}).items():
         if given is not None:
-            raise InputError(f"{name} has no effect under policy auto, which chooses it itself")
+            raise InputError(f"{name} has no effect under {whose}")
+    if policy != AUTO:
+        return _own_planner(policy)
     from bytelane.tune import AutoPlanner
-    from bytelane.tune.page import print_page
+
+    return known or AutoPlanner(say=announce)
+
+
+def _server_planner(
+    policy: "str | Planner | PlanFunction",
+    knobs: dict[str, Any],
+    barrier: bool | None,
+    lanes: int | None,
+) -> Planner:
+    if not isinstance(policy, str):
+        raise InputError("with parameter servers every rank decides by a policy: give its name")
+    if lanes is not None:
+        raise InputError("lanes have no effect with parameter servers; leave them out")
+    if barrier is not None:
+        require_flag(barrier, "barrier")
+    if policy != AUTO:
+        return ServerPlanner(Setting(policy, choose_knobs(policy, **knobs)), barrier)
+    for name in knobs:
+        raise InputError(f"{name} has no effect under policy {AUTO}, which chooses it itself")
+    return ServerPlanner(Setting(*_AUTO_WITH_SERVERS), barrier, AUTO)
+
+
+def _server_settings(
+    sync: Sync, servers: Sequence[str], keys: str | Path | None, plaintext: bool
+) -> "ServerSettings | None":
+    """Return which servers are meant; None for all-reduce."""
+    if sync not in ("allreduce", "ps"):
+        raise InputError(f"there is no sync {shown(sync)}; use allreduce or ps")
+    require_flag(plaintext, "plaintext")
+    if sync == "allreduce":
+        if servers or keys is not None or plaintext:
+            raise InputError('servers, keys and plaintext are for parameter servers: sync="ps"')
+        return None
+    from bytelane.runtime.ps.address import parse_address
+    from bytelane.runtime.ps.keys import require_zmq
+    from bytelane.runtime.torch.server_carrier import ServerSettings
+
+    require_zmq()
+    if isinstance(servers, str):
+        raise InputError(f"servers is {shown(servers)}; it must be a list of HOST:PORT")
+    known = {parse_address(address) for address in servers}
+    if len(known) < len(servers):
+        raise InputError("a parameter server is given twice; give every address once")
+    return ServerSettings(tuple(servers), None if keys is None else Path(keys), plaintext)
+
+
+def _own_planner(policy: Any) -> Planner:
+    """Return a user's object as it is, and a user's function as a planner."""
+    parts = ("name", "needs_network", "plan", "observe", "summarise")
+    if all(hasattr(policy, part) for part in parts) and not isinstance(policy, type):
+        return policy  # type: ignore[no-any-return]
+    if callable(policy) and not isinstance(policy, type):
+        return PlannedBy(policy)
+    raise InputError(
+        f"policy is {shown(policy)}; it must be a name, a Planner, or a function that plans"
+    )
+
+
+def _probe(group: "dist.ProcessGroup") -> Link:
+    """Measure the network, if a planner needs that."""
     from bytelane.tune.probe import probe
 
-    planner = AutoPlanner(say=announce)
-    return {
-        "planner": planner,
-        "probe": probe,
-        "review": planner.review,
-        "farewell": lambda status, **since: print_page(
-            planner.choice, status.iteration_s, status.link_busy_s, **since
-        ),
-    }
+    return probe(group)
 
 
 def _one_unless(lanes: int | None) -> int:
@@ -287,36 +405,49 @@ def _one_unless(lanes: int | None) -> int:
 def replan(
     model: "torch.nn.Module",
     *,
-    policy: str,
+    policy: "str | Planner | PlanFunction",
     partition: str | int | None = None,
     credit: str | int | None = None,
     fusion: str | int | None = None,
     barrier: bool | None = None,
     lanes: int | None = None,
+    **knobs: str | float | None,
 ) -> None:
     """Change the plan of a prepared model while it trains, at a step that all ranks agree on.
 
-    What rank 0 asks for is done; on other ranks the call has no effect.
+    Rank 0 decides; on other ranks the call has no effect. ``policy`` is what :func:`prepare`
+    takes; ``auto`` hands control back to the search, which measures model and
+    network again.
     """
     session = _runtime().find_session(model)
-    if barrier is not None:
-        require_flag(barrier, "barrier")
-    knobs = choose_knobs(policy, partition, credit, fusion)
-    planner = make_planner(policy, knobs, barrier, lanes=_one_unless(lanes))
+    _require_keywords(knobs, ["model", "lanes"])
+    known = None if session is None else session.find_planner(AUTO)
+    given = _given(partition, credit, fusion, knobs)
+    sync: Sync = "allreduce" if session is None else session.carrier.sync
+    planner = _find_planner(policy, given, barrier, lanes, known, sync)
     if session is not None:
         session.propose(planner)
-        if session.farewell is not None:
-            session.farewell = partial(session.farewell, replanned=policy)
 
 
 def status(model: "torch.nn.Module") -> "Status | None":
-    """Say how the training of a prepared model is going; None where there is only one worker."""
+    """Return the training status of a prepared model; None with only one worker."""
     session = _runtime().find_session(model)
     found: Status | None = None if session is None else session.status()
     return found
 
 
-def _recorder(trace: str | Path) -> "Recorder | None":
+def _require_seconds(timeout_s: float) -> None:
+    if not 0 < as_number(timeout_s, "timeout_s") <= LONGEST_S:
+        raise InputError(f"timeout_s is {timeout_s}; it must be above 0 and at most {LONGEST_S:g}")
+
+
+def _recorder(trace: str | Path | None, sync: Sync) -> "Recorder | None":
+    if trace is None:
+        return None
+    if not isinstance(trace, str | Path):
+        raise InputError(f"trace is {shown(trace)}; it must be the path of a file")
+    if sync == "ps":
+        raise NotSupported("trace is not supported with parameter servers yet; leave it out")
     import torch.distributed as dist
 
     from bytelane.trace.recording import Recorder
@@ -327,9 +458,20 @@ def _recorder(trace: str | Path) -> "Recorder | None":
 
 
 def no_sync(model: "torch.nn.Module") -> AbstractContextManager[None]:
-    """Let gradients only add up on this rank; the next backward pass outside sums them all."""
+    """Accumulate gradients on this rank; the next backward pass outside sums them over ranks."""
     manager: AbstractContextManager[None] = _runtime().no_sync(model)
     return manager
+
+
+def flush(model: "torch.nn.Module") -> None:
+    """Bring all weights and gradients of a prepared model up to date on this rank.
+
+    A torch function that reads a parameter does that by itself. Call this before other code reads
+    one: numpy or C++ code that shares its memory, another thread. It waits for transfers that the
+    other ranks take part in, and makes every update that step() has deferred. With
+    one worker there is nothing to do.
+    """
+    _runtime().flush(model)
 
 
 def join(model: "torch.nn.Module") -> AbstractContextManager[None]:
@@ -338,11 +480,21 @@ def join(model: "torch.nn.Module") -> AbstractContextManager[None]:
     return manager
 
 
+@cache
 def _runtime() -> ModuleType:
     try:
-        from bytelane.runtime import torch as runtime
+        import torch
     except ImportError:
         raise MissingExtra(
             "training needs PyTorch; install it with: pip install 'bytelane[torch]'"
         ) from None
+    version = f"torch {torch.__version__}"
+    if is_too_old(torch.__version__):
+        raise NotSupported(f"{version} is too old for training; use {usable_torch()}")
+    try:
+        from bytelane.runtime import torch as runtime
+    except (ImportError, AttributeError) as error:
+        raise NotSupported(
+            f"{version} lacks something that training needs; use {usable_torch()} ({error})"
+        ) from error
     return runtime

@@ -1,24 +1,26 @@
-"""Everything that Bytelane raises on purpose.
+"""Exceptions that Bytelane raises on purpose.
 
 ::
 
     BytelaneError
-    ├── InputError (also a ValueError)     the caller gave something that cannot be used
+    ├── InputError (also a ValueError)     an argument or a file that cannot be used
     │   ├── UnitError                      "10GB" where a rate was asked for
     │   ├── JobFileError                   a job file, named with the field that is wrong
-    │   └── UnknownPolicy                  a policy name that nobody registered
-    ├── IllegalEvent                       the scheduler was told something impossible
+    │   └── UnknownPolicy                  a policy name that is not registered
+    ├── IllegalEvent                       the scheduler got an impossible event
     ├── LabError                           the laboratory cannot be built, or has broken
     │   └── LabTimeout                     a command in the laboratory did not end in time
     ├── MissingExtra                       an optional package is not installed
-    └── TrainingError                      what can go wrong while ranks train together
+    └── TrainingError                      something failed while ranks train together
         ├── NotSupported                   refused before it could go wrong silently
+        ├── OutOfMemory                    this rank has no memory for a message
         ├── PeerError                      another rank is the reason; ``rank`` says which
-        │   ├── PeerFailed                 it raised something, which the message repeats
+        │   ├── PeerFailed                 it raised an exception, which the message repeats
         │   ├── PeerFrozen                 it is stopped by a signal, and does not go on
-        │   └── PeerLost                   it has died, left, or cannot be heard of any more
+        │   └── PeerLost                   it has died, left, or no longer answers
         ├── PlanMismatch                   ranks disagree on the plan or its order
         ├── TransferFailed                 a collective failed, usually because a peer died
+        │   └── ServerLost                 a parameter server has ended, or cannot be heard any more
         ├── TransferTimeout                a collective did not finish in time
         └── WeightsDiffer                  ranks do not hold the same weights (``verify=True``)
 
@@ -30,14 +32,14 @@ from bytelane.terminal import printable
 
 
 class BytelaneError(Exception):
-    """The root of the tree. What a message quotes cannot steer a terminal, nor in a traceback."""
+    """The root of the tree. Messages escape terminal control characters, also in a traceback."""
 
     def __str__(self) -> str:
         return printable(super().__str__())
 
 
 class InputError(BytelaneError, ValueError):
-    """The caller gave something that cannot be used."""
+    """An argument or a file of the caller cannot be used."""
 
 
 class UnitError(InputError):
@@ -73,7 +75,7 @@ class TrainingError(BytelaneError):
 
 
 class NotSupported(TrainingError):
-    """Something that would be wrong if it were done silently, so it is refused."""
+    """A request that is refused because training would go wrong silently."""
 
 
 class PeerError(TrainingError):
@@ -88,7 +90,7 @@ class PeerError(TrainingError):
 
 
 class PeerFailed(PeerError):
-    """Another rank raised something."""
+    """Another rank raised an exception."""
 
 
 class PeerFrozen(PeerError):
@@ -96,7 +98,11 @@ class PeerFrozen(PeerError):
 
 
 class PeerLost(PeerError):
-    """Another rank has died, has left, or cannot be heard of any more."""
+    """Another rank has died, has left, or no longer answers."""
+
+
+class OutOfMemory(TrainingError):
+    """This rank has no memory for a message; the other ranks are well."""
 
 
 class PlanMismatch(TrainingError):
@@ -105,6 +111,10 @@ class PlanMismatch(TrainingError):
 
 class TransferFailed(TrainingError):
     """A collective operation failed."""
+
+
+class ServerLost(TransferFailed):
+    """A parameter server has ended, or cannot be heard any more; the message names it."""
 
 
 class TransferTimeout(TrainingError):

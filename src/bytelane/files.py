@@ -1,7 +1,7 @@
 """Read files that users name: regular ones only, and none that are too large.
 
-A pipe, a terminal or ``/dev/zero`` would be waited for or read for ever, so what a name leads to is
-looked at before anything is read.
+Reading a pipe, a terminal or ``/dev/zero`` would block or never end, so the type of the file is
+checked before anything is read.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import IO, Any
 from bytelane.errors import InputError
 from bytelane.units import format_bytes
 
-# Of job files, schedules, tables of sizes and scripts: what people or their programs write.
+# For job files, schedules, tables of sizes and scripts.
 LARGEST_TEXT = 16 * 2**20
 
 MOST_DOTS = 50
@@ -37,7 +37,7 @@ _KINDS = {
 
 @contextmanager
 def open_regular(path: Path, most_bytes: int) -> Iterator[IO[bytes]]:
-    """Open a regular file of at most so many bytes; refuse anything else."""
+    """Open a regular file of at most ``most_bytes``; refuse anything else."""
     try:
         # Opening a named pipe would block until a writer comes; regular files ignore the flag.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -69,10 +69,10 @@ def _require_regular(path: Path, found: os.stat_result, most_bytes: int) -> None
 
 
 def read_text(path: Path, most_bytes: int = LARGEST_TEXT) -> str:
-    """Return what a text file holds, without a byte order mark."""
+    """Return the text of a file, without a byte order mark."""
     with open_regular(path, most_bytes) as file:
         content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:  # it grows, or says that it is empty, as files in /proc do
+    if len(content) > most_bytes:  # it grows, or has st_size 0, as files in /proc do
         raise InputError(f"{path}: has more than {format_bytes(most_bytes)}, too many to be read")
     try:
         return content.decode("utf-8-sig")

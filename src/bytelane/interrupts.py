@@ -1,4 +1,4 @@
-"""Keep Ctrl-C out of a compiler at work.
+"""Defer Ctrl-C (SIGINT) while LLVM compiles.
 
 LLVM calls back into Python. A KeyboardInterrupt that is raised there is lost, or the compiler does
 not survive it.
@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 give_up: Callable[[], None] | None = None
-"""What Ctrl-C does meanwhile; None: it has its usual effect when the work is done. The command line
-ends the process, since nobody wants to wait for ten seconds."""
+"""Called at Ctrl-C inside the block; None: Ctrl-C has its usual effect after the block. The command
+line ends the process, since compiling may take 10 s."""
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of the block, or give up."""
+    """Defer Ctrl-C to the end of the block, or call :data:`give_up` at once."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield  # only the main thread is interrupted, and it may not even be
+        yield  # only the main thread gets SIGINT, unless that is ignored
         return
     came = False
 

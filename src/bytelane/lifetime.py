@@ -1,8 +1,8 @@
-"""Leave nothing behind: what a command makes or starts ends with it, whatever ends the command.
+"""Remove temporary folders and end child processes with their command, even if it is killed.
 
-A temporary folder holds a lock for as long as its owner lives, by whatever signal it dies. The next
-command that needs a folder, and ``bytelane lab clean``, remove those whose lock is free; a process
-that was told of the folder waits for that lock, and ends when it gets it.
+The owner of a temporary folder holds a lock in it until it ends, by whatever signal. The next
+command that needs a folder, and ``bytelane lab clean``, remove folders whose lock is free; a child
+process that knows the folder waits for that lock, and ends when it gets it.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ IN_BETWEEN_S = 600.0
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Make a temporary folder of this user alone, and remove it, and those of killed commands."""
-    import tempfile  # not needed for --help, as what is imported below
+    """Make a private temporary folder, removed at the end; remove those of killed commands."""
+    import tempfile  # not at the top: --help does not need it
 
     remove_abandoned()
     with (
@@ -35,7 +35,7 @@ def scratch_folder() -> Iterator[Path]:
         folder = Path(name)
         lock = after.enter_context(open(folder / "lock", "wb"))
         fcntl.flock(lock, fcntl.LOCK_EX)
-        os.rename(folder / "lock", folder / LOCK)  # locked before anybody can know it
+        os.rename(folder / "lock", folder / LOCK)  # locked before it has its name
         yield folder
 
 
@@ -51,7 +51,7 @@ def _is_removed(folder: Path) -> bool:
     try:
         found = os.lstat(folder)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            return False  # another user's, or a link to whatever they like
+            return False  # another user's, or a symbolic link
         if not (folder / LOCK).exists() and time.time() - found.st_mtime < IN_BETWEEN_S:
             return False
         with contextlib.ExitStack() as held:
@@ -66,7 +66,7 @@ def _is_removed(folder: Path) -> bool:
 
 
 def end_with_owner(folder: Path) -> None:
-    """See to it that this process does not outlive the owner of a temporary folder."""
+    """Make this process exit when the owner of a temporary folder has ended."""
 
     def wait() -> None:
         with contextlib.suppress(OSError), open(folder / LOCK, "rb") as lock:
@@ -77,9 +77,9 @@ def end_with_owner(folder: Path) -> None:
 
 
 def end_with_parent() -> None:
-    """See to it that this process, which multiprocessing has started, does not outlive its parent.
+    """Make this process, which multiprocessing has started, exit when its parent has ended.
 
-    A parent that was killed before this was called is noticed, too.
+    That includes a parent that was killed before this call.
     """
     import multiprocessing
 
@@ -98,10 +98,10 @@ def _in_background(wait: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block first, and what it has made and started with it.
+    """Turn SIGTERM and SIGHUP into SystemExit, so that the block cleans up before it ends.
 
-    A signal that is ignored, as under nohup, stays so. The second one no longer interrupts: the
-    block is being ended.
+    An ignored signal, as under nohup, stays ignored. A second signal does not interrupt the
+    clean-up.
     """
     numbers = [
         number

@@ -1,12 +1,12 @@
-"""Policies of other packages, found by the entry point group ``bytelane.policies``.
+"""Load plug-ins: policies of other packages, by the entry point group ``bytelane.policies``.
 
 A package names in its ``pyproject.toml`` the module that registers them::
 
     [project.entry-points."bytelane.policies"]
     mine = "my_package.policies"
 
-They are imported when a name is asked for that nobody has registered, or when all are listed:
-somebody else's code does not run before it is wanted.
+These modules are imported only when a policy is asked for that is not registered, or when all are
+listed.
 """
 
 import sys
@@ -20,14 +20,14 @@ GROUP = "bytelane.policies"
 
 
 def look_for(policy: str) -> None:
-    """Load the policies of other packages if this one is not known yet."""
+    """Load the policies of other packages if ``policy`` is not registered yet."""
     if policy not in policy_names():
         load_policies()
 
 
 @cache
 def load_policies() -> None:
-    """Import every module that registers policies, once; say which ones cannot be."""
+    """Import every module that registers policies, once; print which imports fail."""
     for point in entry_points(group=GROUP):
         _load(point)
 
@@ -35,7 +35,7 @@ def load_policies() -> None:
 def _load(point: EntryPoint) -> None:
     try:
         point.load()
-    except Exception as error:  # whatever somebody else's code may raise: ours still works
+    except Exception as error:  # a plug-in may raise anything; the other policies still work
         package = point.dist.name if point.dist else "a package"
         show(
             f"bytelane: the policies of {package} ({point.value}) cannot be used: "

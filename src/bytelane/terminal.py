@@ -1,7 +1,8 @@
-"""Write text to a terminal that names from files, models and peers cannot steer.
+"""Print text with terminal control characters escaped.
 
-A name may hold escape sequences: they recolour, overwrite or retitle a terminal, and some terminals
-answer them as if the user had typed. Everything that Bytelane prints goes through :func:`show`.
+A name from a file, a model or a peer may hold escape sequences: they recolour, overwrite or retitle
+a terminal, and some terminals answer them as if the user had typed. Everything that Bytelane prints
+goes through :func:`show`.
 """
 
 import contextlib
@@ -26,26 +27,26 @@ _IN_TEXT = {code: text for code, text in _IN_LINE.items() if code not in (_NEWLI
 
 
 def printable(text: str) -> str:
-    """Spell out every character that steers a terminal, but line ends and tabs."""
+    """Escape every terminal control character except line ends and tabs."""
     return text.translate(_IN_TEXT)
 
 
 def one_line(text: str) -> str:
-    """Spell out line ends and tabs as well, for a name in a table or a sentence."""
+    """Escape line ends and tabs as well, for a name in a table or a sentence."""
     return text.translate(_IN_LINE)
 
 
 def show(text: str = "", *, file: TextIO | None = None, flush: bool = False) -> None:
     """Print a line, to the standard output unless another file is given."""
-    print(f"{printable(text)}\n", end="", file=file, flush=flush)  # in one go: others print too
+    print(f"{printable(text)}\n", end="", file=file, flush=flush)  # one write: others print too
 
 
 def announce(text: str) -> None:
-    """Print a line of ours while a user's script trains, which goes on if nobody can read it."""
+    """Print a line of Bytelane's while a script trains; a failed write does not stop training."""
     with contextlib.suppress(OSError, ValueError):  # a full disk, a reader that left; a closed file
         show(f"bytelane: {text}", flush=True)
 
 
 def relay(text: str, *, file: TextIO | None = None) -> None:
-    """Pass on what a program of the user's has printed, as it is: its colours are its own."""
+    """Print the output of a user's program unchanged, with its colours."""
     print(text, end="", file=file, flush=True)

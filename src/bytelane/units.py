@@ -1,4 +1,4 @@
-"""Quantities as people write them: ``"4MiB"``, ``"10Gbit"``, ``"300us"``.
+"""Parse and print sizes, rates and times with units: ``"4MiB"``, ``"10Gbit"``, ``"300us"``.
 
 This is the only place that knows what a unit is called. Inside the package a size is a number of
 bytes, a rate is bytes per second and a time is seconds; names say which. It is also the only place
@@ -96,7 +96,7 @@ def format_rate(bytes_per_second: float) -> str:
 def format_seconds(seconds: float) -> str:
     """Print a time with up to four digits."""
     for unit in ("s", "ms", "us"):
-        if abs(seconds) * PER_SECOND[unit] >= 1:
+        if float(f"{abs(seconds) * PER_SECOND[unit]:.4g}") >= 1:  # 999.99 ms are 1 s
             return f"{seconds * PER_SECOND[unit]:.4g} {unit}"
     return f"{seconds * PER_SECOND['ns']:.4g} ns" if seconds else "0 s"
 
@@ -134,6 +134,6 @@ def _wrong_unit(text: str, what: str, unit: str, known: Mapping[str, int]) -> st
 
 
 def _spellings(unit: str) -> set[str]:
-    """How people also write a unit: 10gbit, 10Gb, 10Gbps."""
+    """Return other common spellings of a unit: 10gbit, 10Gb, 10Gbps."""
     plain = unit.lower()
     return {plain, plain.replace("bit", "b"), plain.replace("bit", "bps")}

@@ -1,4 +1,4 @@
-"""Refuse a value of the wrong type or beyond its limits; the message names it and what would do."""
+"""Validate types and ranges of arguments; the error names the value and what would be right."""
 
 import difflib
 import math
@@ -8,7 +8,7 @@ from typing import Any
 
 from bytelane.errors import InputError
 
-# Longer than any quantity that anyone writes.
+# Of a quantity as text, e.g. 4MiB.
 MOST_CHARACTERS = 60
 # Of a value that a message repeats: enough for a path.
 MOST_SHOWN = 300
@@ -23,7 +23,7 @@ def require_whole(value: Any, name: str, least: int, most: int) -> int:
 
 
 def as_whole(value: Any, name: str) -> int:
-    """Return an int, or what stands for one, as NumPy's do; True and False do not."""
+    """Return an int, also from a NumPy integer; refuse True and False."""
     try:
         if not isinstance(value, bool):
             return operator.index(value)
@@ -51,21 +51,21 @@ def as_number(value: Any, name: str) -> float:
 
 
 def require_flag(value: Any, name: str) -> bool:
-    """Return True or False; nothing else is taken for one of them."""
+    """Return True or False; refuse anything else, such as 1."""
     if not isinstance(value, bool):
         raise InputError(f"{name} is {shown(value)}; it must be True or False")
     return value
 
 
 def shown(value: Any) -> str:
-    """Print a value as it would be written in a program, on one line and not at any length."""
+    """Return the repr of a value, on one line and shortened."""
     if isinstance(value, int) and abs(value) >= 10**MOST_CHARACTERS:
         return f"a number of about {round(math.log10(abs(value)))} digits"
     if isinstance(value, str) and len(value) > MOST_SHOWN:
         return f"{value[:MOST_CHARACTERS]!r}... ({len(value):,} characters)"
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # of a stranger's class, or of a number inside that is too long
+    except Exception:  # repr() of a user's class failed, or of a container with too long an int
         text = f"a {type(value).__name__}"
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_CHARACTERS]}..."
 

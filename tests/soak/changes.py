@@ -8,10 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from test_live_changes import changing
 
 import ranks
-from test_live_changes import changing
 
 ASKED_EVERY = 2
 # A wish is granted a step later, and one that comes before that counts as the same.

@@ -10,10 +10,11 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from test_faults import require_sound
 
 from faults import MOMENTS_IN_A_STEP, expected_weights, run_fault
-from test_faults import require_sound
 
 FAULTS = ("kill", "freeze", "raise in forward", "raise in the optimizer", "leave")
 STEPS = 12

@@ -3,9 +3,9 @@
 python tests/soak/lab.py [--cycles 1000] [--seed 1]
 
 In every cycle a process opens a lab and runs a command in it that ignores requests to end and
-leaves a daemon. At a random moment, also while the lab is being built, the process or its keeper
-gets a random signal. Then no process of that lab may be left; and at the end, of all cycles
-together, no namespace, no mount, no device and no file.
+leaves a daemon. At a random moment, also while the lab is being built, the process or its
+supervisor gets a random signal. Then no process of that lab may be left; and at the end, of all
+cycles together, no namespace, no mount, no device and no file.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def draw(chance: random.Random) -> Cycle:
         mode,
         chance.randint(2, 4),
         chance.choice([None, "pfifo_fast", "htb"]) if mode == "namespace" else None,
-        chance.choice(["owner", "owner", "keeper", "both"]),
+        chance.choice(["owner", "owner", "supervisor", "both"]),
         chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None]),
         chance.uniform(0, 0.7),
     )
@@ -94,11 +94,11 @@ def victims(cycle: Cycle, owner: int) -> list[int]:
     """Who is to get the signal, of those who are there."""
     if cycle.signal is None:
         return []
-    keepers = [pid for pid in members(owner) if "bytelane.lab.keeper" in command(pid)]
-    # A keeper ends on no signal but the last; its owner must end too.
-    if cycle.victim == "keeper" and cycle.signal == signal.SIGKILL and keepers:
-        return keepers[:1]
-    return [*keepers[:1], owner] if cycle.victim == "both" else [owner]
+    supervisors = [pid for pid in members(owner) if "bytelane.lab.supervisor" in command(pid)]
+    # A supervisor ends on no signal but the last; its owner must end too.
+    if cycle.victim == "supervisor" and cycle.signal == signal.SIGKILL and supervisors:
+        return supervisors[:1]
+    return [*supervisors[:1], owner] if cycle.victim == "both" else [owner]
 
 
 def members(owner: int) -> list[int]:

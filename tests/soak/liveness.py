@@ -1,6 +1,6 @@
 """Hurt ranks from outside, at moments spread evenly over a run; look for silence and hanging.
 
-python tests/soak/liveness.py [--events 500] [--seed 1] [--shard 1 --of 10] [--only 17]
+python tests/soak/liveness.py [--events 500] [--seed 1] [--shard 1 --of 10] [--only 17] [--fault X]
 
 Every run is a real training of 2, 4 or 8 ranks, under some policy, on one lane or two, started by
 torchrun or without. Its length is measured first. Then one rank is killed, frozen, continued, made
@@ -19,7 +19,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from hurting import Event, Zygote, draw, hurt, unhurt_s
 
@@ -57,14 +57,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--shard", type=int, default=1, help="which part of them, from 1")
     parser.add_argument("--of", type=int, default=1, help="in how many parts")
-    parser.add_argument("--only", type=int, help="only the event of this number, from 0")
+    parser.add_argument("--only", type=int, nargs="+", help="only events of these numbers, from 0")
+    parser.add_argument("--fault", nargs="+", help="only events with these faults")
     parser.add_argument("--at-once", type=int, default=2)
     options = parser.parse_args()
     chance = random.Random(options.seed)
     drawn = [draw(chance, WORLDS[k % len(WORLDS)]) for k in range(options.events)]
     numbered = list(enumerate(drawn))[options.shard - 1 :: options.of]
     if options.only is not None:
-        numbered = [(options.only, drawn[options.only])]
+        numbered = [(number, drawn[number]) for number in options.only]
+    if options.fault is not None:
+        numbered = [(number, event) for number, event in numbered if event.fault in options.fault]
     zygote, began_s, bad = Zygote(), time.monotonic(), 0
     soak = Soak(zygote)
     with ThreadPoolExecutor(options.at_once) as pool:

@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from bytelane.runtime.watch.judge import Limits
+from bytelane.runtime.liveness.failure_detector import Limits
 from watched import Rank, await_true, ranks
 
 LATE_S = 10.0

@@ -1,5 +1,6 @@
-"""Runs that compare: the same job under every contender, in one lab, beside its prediction."""
+"""Benchmark a job under DDP, FSDP2 and Bytelane, in one lab, beside its prediction."""
 
+from bytelane.bench.cell import Cell, Overlay
 from bytelane.bench.contender import (
     BUCKETS,
     CommunicationOnly,
@@ -11,7 +12,7 @@ from bytelane.bench.contender import (
     everyone,
     real_policies,
 )
-from bytelane.bench.experiment import Cell, Conditions, Experiment, Overlay, Result
+from bytelane.bench.experiment import Conditions, Experiment, Result
 from bytelane.bench.launch import run_experiment
 from bytelane.bench.scale import scale_bytes, scale_compute
 

@@ -1,4 +1,7 @@
-"""Who takes part in a benchmark. All of them train the same job in the same processes."""
+"""The contenders of a benchmark: DDP, FSDP2, Bytelane, computing or communication alone.
+
+All of them train the same job in the same processes.
+"""
 
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
@@ -7,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bytelane.cluster import Cluster, Link
-from bytelane.core import Knobs, make_policy, policies_for
+from bytelane.core import Knobs, choose_knobs, make_policy, policies_for
 from bytelane.errors import InputError
 from bytelane.job import Job, Layer, Tensor
 from bytelane.plugins import look_for
@@ -18,10 +21,10 @@ MEBIBYTE = 2**20
 AUTO = "auto"
 Order: TypeAlias = Literal["by plan", "as ready", "by rank 0"]
 ABLATIONS: Mapping[Order, str] = {"as ready": " in ready order", "by rank 0": " ordered by rank 0"}
-# Who takes this many times as long as the fastest is not repeated. Nor is a bucket size of DDP that
-# is so much slower than the best one; repetitions differ by far less.
+# A contender that takes this many times as long as the fastest is not repeated. Nor is a bucket
+# size of DDP that is so much slower than the best one; repetitions differ by far less.
 FAR_BEHIND, WORSE_BUCKET = 2.0, 1.15
-# To find out what a policy does.
+# To find out whether a policy overtakes, and its stages.
 TWO_LAYERS = Job(
     "two layers",
     (Layer("first", 1.0, 1.0), Layer("last", 1.0, 1.0)),
@@ -30,7 +33,7 @@ TWO_LAYERS = Job(
 
 
 class ComputeOnly(msgspec.Struct, frozen=True, tag="compute"):
-    """Nothing is sent: what an iteration would take on an infinitely fast network."""
+    """Nothing is sent: the iteration time on an infinitely fast network."""
 
     @property
     def name(self) -> str:
@@ -73,8 +76,8 @@ class Ours(msgspec.Struct, frozen=True, tag="bytelane"):
     policy: str
     knobs: Knobs | None
     order: Order = "by plan"
-    """Anything else is an ablation of the same engine: in it nothing overtakes (the size of units
-    and the window are those of ours), or the first rank decides while training runs."""
+    """Any other order is an ablation of the same engine: no operation overtakes another (unit size
+    and window stay the same), or rank 0 decides while training runs."""
 
     def __post_init__(self) -> None:
         if self.policy == AUTO:
@@ -82,7 +85,8 @@ class Ours(msgspec.Struct, frozen=True, tag="bytelane"):
                 raise InputError(f"policy {AUTO} chooses pieces and order itself; give none")
             return
         look_for(self.policy)  # here, since ranks are processes of their own
-        make_planner(self.policy, self.knobs or Knobs(1, 1, 1))  # refuses what cannot run for real
+        # Refuses a policy that cannot be run.
+        make_planner(self.policy, self.knobs or choose_knobs(self.policy))
         if self.order != "by plan" and not overtakes(self.policy):
             raise InputError(f"policy {self.policy} sends in ready order by itself")
 
@@ -93,15 +97,15 @@ class Ours(msgspec.Struct, frozen=True, tag="bytelane"):
 
 def overtakes(policy: str) -> bool:
     """Tell whether a gradient may go before another that was ready earlier."""
-    first, last = make_policy(policy, TWO_LAYERS, Cluster(2, Link(1.0))).stages[0].priority
+    first, last = make_policy(policy, TWO_LAYERS, Cluster.star(2, Link(1.0))).stages[0].priority
     return first < last
 
 
 def in_halves(contender: "Contender") -> bool:
-    """Tell whether everything is reduce-scattered, then gathered, by our own ring."""
+    """Tell whether every operation is a reduce-scatter and then an all-gather, by our own ring."""
     if not isinstance(contender, Ours) or contender.policy == AUTO:
         return False
-    return len(make_policy(contender.policy, TWO_LAYERS, Cluster(2, Link(1.0))).stages) == 2
+    return len(make_policy(contender.policy, TWO_LAYERS, Cluster.star(2, Link(1.0))).stages) == 2
 
 
 Contender: TypeAlias = ComputeOnly | CommunicationOnly | Ddp | Fsdp | Ours
@@ -123,14 +127,14 @@ def everyone(ours: Ours, *others: Ours) -> tuple[Contender, ...]:
 
 
 def with_pieces_of_auto(contender: Contender, chosen: Knobs) -> Contender:
-    """Give the ablation of ``auto`` in which nothing overtakes the pieces that auto has chosen."""
+    """Give the ablation of ``auto`` in ready order the pieces that ``auto`` has chosen."""
     if contender == Ours(AUTO, None, "as ready"):
         return Ours("units", chosen, "as ready")
     return contender
 
 
 def real_policies() -> tuple[str, ...]:
-    """Return the names of all policies that can be carried out for real, ``auto`` the first."""
+    """Return the names of all policies that can be run, ``auto`` first."""
 
     def is_real(name: str) -> bool:
         try:
@@ -143,7 +147,7 @@ def real_policies() -> tuple[str, ...]:
 
 
 def far_behind(seconds: Mapping[Contender, float]) -> frozenset[Contender]:
-    """Tell for whom one repetition is enough, going by an iteration of the first."""
+    """Return the contenders that are not repeated, from an iteration of the first repetition."""
     alone = (ComputeOnly, CommunicationOnly)
     trained: dict[Contender, float] = {c: s for c, s in seconds.items() if not isinstance(c, alone)}
     buckets: dict[Contender, float] = {c: s for c, s in trained.items() if isinstance(c, Ddp)}

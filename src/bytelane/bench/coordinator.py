@@ -1,8 +1,8 @@
-"""The ablation in which the first rank decides the order while training runs.
+"""The ablation in which rank 0 decides the order of operations while training runs.
 
-It is told by all ranks which gradients are ready, starts what is needed first among those that are
-ready everywhere, and tells the others, who launch what they are told. So every decision costs two
-messages, and is made with what is known by then; a plan costs none, and knows what comes next.
+All ranks report ready gradients to rank 0. Of the operations that are ready on every rank it starts
+the one that is needed first, and tells the other ranks, which launch it. So a decision costs two
+messages and knows only the gradients that are ready; a plan costs none, and knows what comes next.
 """
 
 import os
@@ -17,28 +17,28 @@ from typing import Any, BinaryIO
 import msgspec
 
 from bytelane.cluster import Cluster
-from bytelane.core import Event, Plan, Planner, Scheduler, Start, Transport
+from bytelane.core import Event, Plan, PlannedBy, Planner, Scheduler, Start
 from bytelane.errors import PlanMismatch, TransferFailed
 from bytelane.job import Job
 from bytelane.lab.token import TOKEN_BYTES, accept_known, new_token
-from bytelane.runtime.engine import Engine
+from bytelane.runtime.sync import Engine, Operations, Transport
 from bytelane.runtime.torch.agreement import bytes_from
 from bytelane.runtime.torch.control import Control
 
-# A round, and a tensor that is ready or an operation that is to start in it.
+# The number of a round, and a tensor that is ready or an operation to start in it.
 FRAME = struct.Struct("<ii")
-# The first rank's port, and the token with which the others show that they belong to the run.
+# Rank 0's port, and the token by which the other ranks authenticate.
 PLACE = struct.Struct(f"<H{TOKEN_BYTES}s")
-# Minimise delay: where queues know priorities, a decision does not stand behind gradients.
+# Minimise delay: in queues with priorities, a decision overtakes gradients.
 LOW_DELAY = 0x10
 CONNECTED_WITHIN_S = 30.0
 
 
 def preferring_what_is_needed_first(planner: Planner) -> Planner:
-    """Number the operations of every plan by who is needed first, whatever is ready first."""
+    """Sort the operations of every plan by first use, whichever is ready first."""
 
-    def plan(job: Job, version: int, cluster: Cluster | None = None) -> Plan:
-        made = planner(job, version, cluster)
+    def plan(job: Job, cluster: Cluster | None, version: int) -> Plan:
+        made = planner.plan(job, cluster, version)
 
         def needed(number: int) -> tuple[int, int, int]:
             parts = made.operations[number].parts
@@ -47,34 +47,37 @@ def preferring_what_is_needed_first(planner: Planner) -> Planner:
         order = sorted(range(len(made.operations)), key=needed)
         return msgspec.structs.replace(made, operations=tuple(made.operations[k] for k in order))
 
-    return plan
+    return PlannedBy(plan, planner.name)
 
 
 class Coordinator:
-    """One rank's side of the talk, through all plans of a run."""
+    """Connects a rank with rank 0, and rank 0 with all others, through all plans of a run."""
 
     def __init__(self, control: Control) -> None:
         self.rank, self.world = control.rank, control.size
         self.round = -1
         self.ready: defaultdict[int, Counter[int]] = defaultdict(Counter)
-        """Round -> tensor -> on how many ranks it is ready; others may be a round ahead."""
+        """Round -> tensor -> number of ranks on which it is ready; a rank may be a round ahead."""
         self._streams = _meet(control)
         self._installing = threading.Lock()
         self._decider: _Leader | _Follower
         self._engine: Engine | None = None
 
-    def make_engine(self, plan: Plan, transport: Transport, **settings: Any) -> Engine:
-        """Carry out a plan's operations, in the order that the first rank decides."""
+    def make_engine(
+        self, plan: Plan, transport: Transport, names: tuple[str, ...], **settings: Any
+    ) -> Engine:
+        """Carry out a plan's operations, in the order that rank 0 decides."""
         with self._installing:
             self._decider = _Leader(self, plan) if self.rank == 0 else _Follower(self, plan)
-            engine = Engine(plan, transport, scheduler=self._decider, **settings)
-            if self._engine is None:  # not any earlier: another rank may be quicker to begin
+            operations = Operations.of_plan(plan, names)
+            engine = Engine(self._decider, operations, transport, **settings)
+            if self._engine is None:  # not earlier: a message of a quicker rank needs the engine
                 self._start_listening()
             self._engine = engine
         return engine
 
     def tell(self, numbers: Iterable[int]) -> None:
-        """Send these numbers to the first rank, or from it to all others."""
+        """Send these numbers to rank 0, or from rank 0 to all others."""
         frames = b"".join(FRAME.pack(self.round, number) for number in numbers)
         for outgoing, _ in self._streams:
             outgoing.sendall(frames)
@@ -91,16 +94,16 @@ class Coordinator:
                 with self._installing:
                     assert self._engine is not None
                     self._engine.launch_what(hear)
-        except Exception as error:  # whatever it is: nobody else would hear of it
+        except Exception as error:  # any: else it would be lost in this thread
             assert self._engine is not None
-            self._engine.fail(TransferFailed(f"the talk about the order broke off: {error}"))
+            self._engine.fail(TransferFailed(f"the order of operations was lost: {error}"))
 
     def _hear(self, of_round: int, number: int, now: float) -> list[Start]:
         return self._decider.hear(of_round, number, now)
 
 
 class _Leader:
-    """Decides: the most preferred of those operations that are ready everywhere."""
+    """Starts the most urgent of the operations that are ready on every rank."""
 
     def __init__(self, coordinator: Coordinator, plan: Plan) -> None:
         self._coordinator = coordinator
@@ -122,7 +125,7 @@ class _Leader:
         return self._hear_all(of_round, (tensor,), now)
 
     def _hear_all(self, of_round: int, tensors: Iterable[int], now: float) -> list[Start]:
-        # Never all are ready of a round that has not begun here: this rank is one of them.
+        # A tensor of a round that has not begun here is not ready everywhere: this rank is missing.
         ready = self._coordinator.ready[of_round]
         ready.update(tensors := tuple(tensors))
         everywhere = [tensor for tensor in tensors if ready[tensor] == self._coordinator.world]
@@ -141,7 +144,7 @@ class _Leader:
 
 
 class _Follower:
-    """Says what is ready, and launches what it is told."""
+    """Reports ready tensors to rank 0, and launches the operations that rank 0 decides."""
 
     def __init__(self, coordinator: Coordinator, plan: Plan) -> None:
         self.events: list[Event] = []
@@ -159,9 +162,9 @@ class _Follower:
         return []
 
     def hear(self, of_round: int, operation: int, now: float) -> list[Start]:
-        # Nothing is decided of a round before this rank has said in it what is ready.
+        # Rank 0 decides nothing in a round before this rank has reported ready tensors in it.
         if of_round != self._coordinator.round:
-            raise PlanMismatch(f"told of round {of_round} in round {self._coordinator.round}")
+            raise PlanMismatch(f"an order for round {of_round} in round {self._coordinator.round}")
         return [Start(operation, now)]
 
     def notify_finish(self, operation: int, now: float) -> list[Start]:
@@ -173,7 +176,7 @@ class _Follower:
 
 
 def _meet(control: Control) -> list[tuple[socket.socket, BinaryIO]]:
-    """Connect the first rank with every other one; a stranger who connects is turned away."""
+    """Connect rank 0 with every other rank; refuse connections without the token."""
     host = os.environ["MASTER_ADDR"]
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
     if control.rank == 0:

@@ -1,6 +1,6 @@
-"""A model that computes nothing but takes exactly the time a job says.
+"""Emulate a model: each layer sleeps for the time that the job gives it.
 
-Eight workers fit on two cores that way, and the network is as real as ever. Gradients differ by
+Eight workers fit on two cores that way, and the network is real. Gradients differ by
 rank, tensor, position and iteration, and are whole numbers, so that the final weights are known
 exactly: a swapped, stale or misplaced piece cannot hide.
 """
@@ -13,6 +13,7 @@ import torch
 
 from bytelane.bench.cores import CoreQueue
 from bytelane.bench.experiment import Conditions
+from bytelane.foreign.torch import without_torch_function
 from bytelane.job import Job, Layer
 
 # Prime, so that no usual piece size is a multiple of it and shifted pieces differ.
@@ -22,12 +23,12 @@ PERIOD = 1021
 class Accelerator:
     """Sleeps to deadlines, one after the other, as a queue of kernels would be worked off.
 
-    What the host does between two of them (Python, autograd, hooks) is done while an accelerator is
-    still busy, so it does not delay the next: that begins where the last one ended. A backward pass
-    never waits for the network, and is one such queue. A forward pass does, for weights: where the
-    host has *waited* the queue has run dry, and the next layer begins late. Work and waiting are
-    told apart by the CPU time of the thread. Time in which the thread could have worked, but other
-    hosts had the cores, counts as work: each host of a cluster has cores of its own.
+    The host's work between two kernels (Python, autograd, hooks) overlaps with the accelerator, and
+    does not delay the next kernel, which begins where the last one ended. A backward pass never
+    waits for the network, and is one such queue. A forward pass does, for weights: where the host
+    has *waited* the queue has run empty, and the next layer begins late. The CPU time of the thread
+    tells work from waiting. Time in which the thread was runnable, but other hosts had the cores,
+    counts as work: each host of a cluster has cores of its own.
     """
 
     def __init__(self) -> None:
@@ -50,8 +51,8 @@ class Accelerator:
         if not self._is_in_backward:
             self._is_in_backward = True
             self._begin()
-        # Asking the system how long one has worked is dear. Only what follows the last of these
-        # wants to know, and by how little that one overslept makes no difference to it.
+        # Reading the CPU time is expensive. Only the forward pass after the last of these needs
+        # it, and the oversleeping of that one is too short to matter.
         self._worked, self._overslept = self._worked_s(), 0.0
         self._compute(seconds)
 
@@ -72,7 +73,7 @@ class Accelerator:
 
 
 class EmulatedModel(torch.nn.Module):
-    """One module a layer of the job, holding the tensors that the layer uses."""
+    """One module per layer of the job, holding the tensors that the layer uses."""
 
     def __init__(self, job: Job, rank: int, conditions: Conditions | None = None) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class EmulatedModel(torch.nn.Module):
             self.add_module(name, module)
 
     def begin(self, iteration: int) -> None:
-        """Make the gradients, and take the time, of this iteration."""
+        """Set the iteration, which determines gradients and times."""
         self.iteration = iteration
         self._pace.begin(iteration)
 
@@ -104,7 +105,7 @@ class EmulatedModel(torch.nn.Module):
 
 
 class _Pace:
-    """How much longer than the job says each pass of each layer takes."""
+    """Factors on the job's times, for each pass of each layer."""
 
     def __init__(self, conditions: Conditions, rank: int, layers: int) -> None:
         self._jitter = conditions.jitter
@@ -113,7 +114,7 @@ class _Pace:
         self.begin(0)
 
     def begin(self, iteration: int) -> None:
-        """Draw for this rank and iteration, the same for every contender."""
+        """Draw the factors for this rank and iteration, the same for every contender."""
         self.forward, self.backward = self._even
         if self._jitter:
             random = np.random.default_rng((self._rank, iteration))
@@ -166,8 +167,8 @@ class _Emulated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         module: _EmulatedLayer = ctx.module
-        # A real backward pass computes in C++, where no function of torch is seen by anybody.
-        with torch._C.DisableTorchFunction():
+        # A real backward pass computes in C++, where no torch function is intercepted.
+        with without_torch_function():
             gradients = [gradient.make() for gradient in module.gradients]
         seconds = module.layer.backward_s * module.pace.backward[module.index]
         module.accelerator.backward(seconds)
@@ -175,7 +176,7 @@ class _Emulated(torch.autograd.Function):
 
 
 def gradient_shift(rank: int, tensor: int, iteration: int) -> int:
-    """What rank and iteration add to a tensor's pattern."""
+    """Return what rank and iteration add to a tensor's pattern."""
     return (17 * rank + 5 * tensor + 3 * iteration) % 97
 
 

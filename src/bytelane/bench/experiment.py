@@ -1,15 +1,12 @@
-"""What is run, and what came out; both travel between processes as JSON."""
-
-from statistics import median
+"""The settings of a benchmark and its results; both travel between processes as JSON."""
 
 import msgspec
 
+from bytelane.bench.cell import Cell
 from bytelane.bench.contender import AUTO, CommunicationOnly, ComputeOnly, Contender, Ours
 from bytelane.cluster import Link
-from bytelane.core import Knobs
 from bytelane.errors import InputError
 from bytelane.job import Job
-from bytelane.trace import Trace
 from bytelane.values import require_whole, shown
 
 # Gradients are whole numbers, and dividing by these world sizes keeps every sum exact.
@@ -17,15 +14,13 @@ WORLD_SIZES = (2, 4, 8)
 REAL_MODELS = ("cnn", "gpt")
 LEAST_ITERATIONS = 3
 MOST_ITERATIONS, MOST_REPETITIONS = 100_000, 1000
-# Above this the machine was not quiet enough for the figure to be believed.
-QUIET_SPREAD = 0.03
-# What the first rank says when the links may drop, and the file that tells that they have.
-ALL_ARE_WARM = "everybody is warm: the links drop"
+# The line that rank 0 prints when the links may drop, and the file that exists when they have.
+ALL_ARE_WARM = "all contenders are warm: the links drop"
 LINKS_HAVE_DROPPED = "links-have-dropped"
 
 
 class Conditions(msgspec.Struct, frozen=True):
-    """What makes computing less even than a sleep."""
+    """Jitter and a slow rank, in emulated computing."""
 
     jitter: float = 0.0
     """Each layer's time is multiplied by exp(jitter * normal), by rank, iteration and layer."""
@@ -47,16 +42,16 @@ class Experiment(msgspec.Struct, frozen=True):
     """One job or model on the ranks of a lab, under every contender in turn, several times over."""
 
     what: Job | str
-    """A job is emulated; a name is that of a real model."""
+    """A job, which is emulated, or the name of a real model."""
     workers: int
     contenders: tuple[Contender, ...]
     iterations: int = 6
     repetitions: int = 3
     ratio: float | None = None
-    """Scale the computing to this many times the measured communication."""
+    """Computing time as a multiple of the measured communication time."""
     conditions: Conditions = Conditions()
     drop: float = 0.0
-    """Once everybody is warm, and has planned, the links lose this part of their rate."""
+    """Fraction of their rate that links lose once all contenders are warm and have planned."""
 
     def __post_init__(self) -> None:
         if self.workers not in WORLD_SIZES:
@@ -98,49 +93,8 @@ def _require_comparable(job: Job) -> None:
             raise InputError(f"tensor {tensor.name!r}: {tensor.bytes} bytes are not whole floats")
 
 
-class Overlay(msgspec.Struct, frozen=True):
-    """A typical iteration and the one after it, predicted and real."""
-
-    predicted: Trace
-    real: Trace
-
-
-class Cell(msgspec.Struct, frozen=True):
-    """What one contender did."""
-
-    contender: Contender
-    times_s: tuple[tuple[float, ...], ...] = ()
-    """Repetition -> every iteration that counts."""
-    exact: bool | None = None
-    """Whether every weight is what it must be; None where nothing is synchronised."""
-    predicted_s: float | None = None
-    """What the simulator says of an iteration, from the job and the link as measured."""
-    knobs: Knobs | None = None
-    overlay: Overlay | None = None
-    failure: str = ""
-    """Why it could not run here."""
-
-    @property
-    def repetitions_s(self) -> list[float]:
-        return [median(times) for times in self.times_s]
-
-    @property
-    def iteration_s(self) -> float:
-        """The median over the repetitions of the median over their iterations."""
-        return median(self.repetitions_s)
-
-    @property
-    def spread(self) -> float:
-        """Slowest to fastest repetition, as a fraction of the median."""
-        return (max(self.repetitions_s) - min(self.repetitions_s)) / self.iteration_s
-
-    @property
-    def is_quiet(self) -> bool:
-        return self.spread <= QUIET_SPREAD
-
-
 class Result(msgspec.Struct, frozen=True):
-    """All cells of one run, and what they were measured on."""
+    """All cells of one run, with the job and the links."""
 
     job: Job
     """As it was run: scaled to the ratio, or measured."""
@@ -148,12 +102,12 @@ class Result(msgspec.Struct, frozen=True):
     link: Link
     """As measured between the ranks, by plain all-reduces."""
     our_link: Link
-    """As our own engine finds it, whose work is a part of what a message costs."""
-    cells: tuple[Cell, ...]
+    """As measured through our own engine, whose work is a part of the cost of a message."""
+    cells: tuple[Cell[Contender], ...]
     mutation_found: bool
-    """Whether the check of the weights noticed a piece that was put one element too far."""
+    """Whether the check of the weights noticed a piece that was shifted by one element."""
 
-    def cell(self, kind: type[Contender]) -> Cell | None:
+    def cell(self, kind: type[Contender]) -> Cell[Contender] | None:
         """Return the first cell of a kind that has run."""
         return next((c for c in self.cells if isinstance(c.contender, kind) and c.times_s), None)
 

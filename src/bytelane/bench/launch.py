@@ -13,7 +13,7 @@ from bytelane.lifetime import scratch_folder
 
 Progress = Callable[[str], None]
 LAST_WORDS = 200
-# All ranks share the cores of this machine. Giving large blocks back to the system and getting them
+# All ranks share the cores of this machine. Returning large blocks to the system and getting them
 # again, page by page, would cost every contender more than the emulated gradients themselves.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 
@@ -40,7 +40,7 @@ def run_experiment(
 
     with scratch_folder() as folder:
         (folder / "experiment.json").write_bytes(msgspec.json.encode(experiment))
-        # -P: modules of the present folder, perhaps not ours, must not stand in for others.
+        # -P: modules in the current folder must not shadow others.
         command = [sys.executable, "-P", "-m", "bytelane.bench.rank", str(folder)]
         run = lab.start(command, environment=KEEP_MEMORY, output=listen)
         try:
@@ -56,4 +56,4 @@ def run_experiment(
 
 
 def _last(lines: deque[str]) -> str:
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"

@@ -1,4 +1,4 @@
-"""The network as each contender finds it, by its own way of sending."""
+"""Measure the link for each kind of contender, by its own way of sending."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,17 +9,17 @@ from bytelane.cluster import Link
 from bytelane.measure import measure_link
 from bytelane.tune.probe import probe
 
-# A second is enough to plan by, but what small messages cost comes and goes over seconds.
+# 1 s is enough for a plan, but the cost of small messages varies over seconds.
 MEASURED_S = 4.0
 
 
 class Links(NamedTuple):
-    """What was measured; times are the slowest rank's, so all ranks agree."""
+    """The measured links; times are the slowest rank's, so all ranks agree."""
 
     plain: Link
     """By plain all-reduces, such as DDP's."""
     ours: Link
-    """By our own engine, whose work is a part of what an operation costs."""
+    """By our own engine, whose work is a part of the cost of an operation."""
     in_halves: Link
     """By our own engine, which reduce-scatters first and then gathers."""
 
@@ -33,7 +33,7 @@ class Links(NamedTuple):
         return cls(plain, ours, halves)
 
     def of(self, contender: Contender) -> Link:
-        """Return the one that this contender has to do with."""
+        """Return the link for this contender."""
         if not isinstance(contender, Ours):
             return self.plain
         return self.in_halves if in_halves(contender) else self.ours

@@ -1,4 +1,4 @@
-"""Real models for the benchmark: two small ones of ours, or a function of the user's."""
+"""Real models for the benchmark: ``cnn``, ``gpt``, or a function of the user's."""
 
 import importlib
 import os
@@ -28,18 +28,18 @@ class Task(NamedTuple):
 
 
 def load_task(name: str) -> Task:
-    """Build ``cnn``, ``gpt``, or what ``package.module:function`` returns."""
+    """Build ``cnn``, ``gpt``, or the task that ``package.module:function`` returns."""
     if name in BUILT_IN:
         return BUILT_IN[name]()
     module_name, colon, function_name = name.partition(":")
     if not colon:
         known = ", ".join(BUILT_IN)
         raise InputError(f"{name!r} is neither one of {known} nor package.module:function")
-    # Last: a file there that is named like a package of ours must not stand in for it.
+    # Last: a file there must not shadow an installed package.
     sys.path.append(os.getcwd())
     try:
         function = getattr(importlib.import_module(module_name), function_name)
-    except Exception as error:  # whatever a stranger's module raises
+    except Exception as error:  # a user's module may raise anything
         raise InputError(f"{name!r} cannot be loaded: {_reason(error)}") from None
     try:
         task = Task(*function())
@@ -53,7 +53,7 @@ def load_task(name: str) -> Task:
 
 
 def require_trainable(name: str, task: Task) -> None:
-    """Train for one step, so that what fails does so here and not in every rank of a lab."""
+    """Train for one step, so that a bad task fails here and not in every rank of a lab."""
     try:
         *inputs, target = task.make_batch(torch.Generator().manual_seed(0))
         task.loss(task.model(*inputs), target).backward()  # type: ignore[no-untyped-call]

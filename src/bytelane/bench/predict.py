@@ -1,8 +1,8 @@
-"""What the simulator says of a contender, from the job and the link as measured in this run."""
+"""Simulate a contender, with the job and the link as measured in this run."""
 
 from statistics import median
 
-from bytelane.bench.experiment import Overlay
+from bytelane.bench.cell import Overlay
 from bytelane.bench.scale import scale_compute
 from bytelane.bench.trainers import OurTrainer
 from bytelane.cluster import Cluster
@@ -13,7 +13,7 @@ from bytelane.sim import Simulation, simulate
 
 
 def predict_ours(trainer: OurTrainer, cluster: Cluster) -> Simulation:
-    """Simulate the job as it was measured before the iterations that count, as it is scheduled."""
+    """Simulate the job as measured during the warm-up, with the trainer's schedule."""
     job = trainer.session.job
     if job is None:
         raise InputError("the job was not measured, so there is no prediction")
@@ -21,7 +21,7 @@ def predict_ours(trainer: OurTrainer, cluster: Cluster) -> Simulation:
 
 
 def predict_ddp_s(job: Job, compute_s: float, bucket_bytes: int, cluster: Cluster) -> float:
-    """Simulate DDP's buckets, with computing as long as it is alone."""
+    """Simulate DDP's buckets, with the computing time that was measured alone."""
     measured = scale_compute(job, compute_s)
     return simulate(measured, cluster, ddp_plan(job, bucket_bytes), "interpreted").iteration_s
 
@@ -43,8 +43,8 @@ def ddp_plan(job: Job, bucket_bytes: int) -> Plan:
 
 
 def lay_over(trainer: OurTrainer, predicted: Simulation, iterations: int) -> Overlay:
-    """Lay the prediction beside a typical one of the first iterations that count."""
-    trace = trainer.session.watch.trace("rank 0")
+    """Return the prediction and a typical one of the first counted iterations."""
+    trace = trainer.session.profiler.trace("rank 0")
     first = trainer.warm_up_iterations + 1
     counted = range(first, first + iterations)
     times = {k: seconds for k in counted if (seconds := trace.iteration_s(k)) is not None}

@@ -1,15 +1,17 @@
-"""What one rank of a benchmark does: ``python -m bytelane.bench.rank FOLDER``, in a lab."""
+"""Run one rank of a benchmark in a lab: ``python -m bytelane.bench.rank FOLDER``."""
 
 import functools
 import sys
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 
+from bytelane.bench.cell import Cell
 from bytelane.bench.contender import (
     AUTO,
     CommunicationOnly,
@@ -23,7 +25,6 @@ from bytelane.bench.contender import (
 from bytelane.bench.experiment import (
     ALL_ARE_WARM,
     LINKS_HAVE_DROPPED,
-    Cell,
     Experiment,
     Result,
 )
@@ -44,7 +45,7 @@ from bytelane.core import Knobs
 from bytelane.errors import TrainingError
 from bytelane.job import Job
 from bytelane.runtime.torch.agreement import bytes_from
-from bytelane.runtime.torch.control import Control
+from bytelane.runtime.torch.control import GlooControl
 from bytelane.sim import make_planner
 
 MUTATED_ITERATIONS = 3
@@ -52,7 +53,7 @@ MUTATED_KNOBS = Knobs(partition_bytes=2**20, credit_bytes=2**21)
 
 
 def main(folder: Path) -> None:
-    """Run the experiment; rank 0 writes what came out."""
+    """Run the experiment; rank 0 writes the result."""
     experiment = msgspec.json.decode((folder / "experiment.json").read_bytes(), type=Experiment)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -126,7 +127,7 @@ class _Contest:
         return trainer
 
     def run_all(self, repetition: int) -> None:
-        """Let all take their turn; who is far behind does so once, or all would wait for them."""
+        """Measure each contender once; one that is far behind runs in the first repetition only."""
         for contender, trainer in self._trainers.items():
             if contender not in self._far_behind:
                 _say(f"{contender.name}: {repetition + 1}/{self._experiment.repetitions}")
@@ -134,18 +135,18 @@ class _Contest:
                 times = trainer.repeat(self._experiment.iterations)
                 self._times[contender].append(_of_the_slowest(times))
         if repetition == 0:
-            # The fastest iteration: a disturbance must not put anybody out of the race.
+            # The fastest iteration: a disturbance must not exclude a contender.
             fastest_s = {c: min(times[0]) for c, times in self._times.items()}
             self._far_behind = far_behind(fastest_s)
 
-    def cell(self, contender: Contender) -> Cell:
+    def cell(self, contender: Contender) -> Cell[Contender]:
         if contender in self._failures:
             return Cell(contender, failure=self._failures[contender])
         trainer = self._trainers[contender]
         cell = Cell(contender, tuple(self._times[contender]), exact=_everywhere(trainer.is_exact()))
         link = self._links.of(contender)
         dropped = msgspec.structs.replace(link, rate=link.rate * (1 - self._experiment.drop))
-        cluster = Cluster(self._experiment.workers, dropped)
+        cluster = Cluster.star(self._experiment.workers, dropped)
         if isinstance(trainer, OurTrainer):
             found = predict_ours(trainer, cluster)
             return msgspec.structs.replace(
@@ -162,7 +163,7 @@ class _Contest:
 
 
 def _let_links_drop(folder: Path) -> None:
-    """Ask whoever holds the lab for slower links, and wait for them."""
+    """Ask the process that owns the lab for slower links, and wait for them."""
     _say(ALL_ARE_WARM)
     deadline = time.monotonic() + TIMEOUT_S
     while not (folder / LINKS_HAVE_DROPPED).exists():
@@ -183,17 +184,17 @@ def _measured(model: str) -> Job:
     _say("profiling the model")
     mine = msgspec.json.encode(measure_job(model))
     groups = our_groups()
-    control = Control(groups.agreeing, TIMEOUT_S, groups.peers)
+    control = GlooControl(groups, TIMEOUT_S)
     return msgspec.json.decode(bytes_from(0, mine, control), type=Job)
 
 
 def _finds_a_mutation(workload: Workload) -> bool:
-    """Put one piece one element too far, and see whether the check of the weights notices."""
+    """Shift one piece by one element, and return whether the check of the weights notices."""
     _say("proving that the check can fail")
     planner = make_planner("units", MUTATED_KNOBS)
     trainer = OurTrainer(workload, planner, MUTATED_ITERATIONS)
     trainer.warm_up()
-    transport = trainer.session.transport
+    transport: Any = trainer.session.sync.rounds.transport
     forget = transport.forget
 
     def misplace(tensor: int) -> None:
@@ -202,28 +203,28 @@ def _finds_a_mutation(workload: Workload) -> bool:
             memory.copy_(memory.roll(1))
         forget(tensor)
 
-    transport.forget = misplace  # type: ignore[method-assign]
+    transport.forget = misplace
     trainer.repeat(MUTATED_ITERATIONS)
     return not _everywhere(trainer.is_exact())
 
 
 def _of_the_slowest(times_s: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the times of the rank that takes longest: whoever computes alone waits for nobody."""
+    """Return the times of the slowest rank: a rank that only computes waits for no other."""
     mine = torch.tensor(times_s, dtype=torch.float64)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, mine)  # and no objects, which travel as pickles
+    dist.all_gather(everyone, mine)  # not all_gather_object, which pickles
     return max((tuple(one.tolist()) for one in everyone), key=median)
 
 
 def _slowest(seconds: float) -> float:
-    """Return the time of the rank where it is the longest."""
+    """Return the time of the slowest rank."""
     value = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return float(value)
 
 
 def _everywhere(exact: bool | None) -> bool | None:
-    """Exact only if it is so on every rank."""
+    """Return True only if the weights are exact on every rank."""
     if exact is None:
         return None
     verdict = torch.tensor(int(exact))

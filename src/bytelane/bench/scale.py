@@ -1,4 +1,4 @@
-"""Make a model of the zoo fit a slow link: the same shape with fewer bytes and other times."""
+"""Scale the bytes and times of a job, e.g. so that a zoo model fits a slow link."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ FLOAT_BYTES = 4
 
 
 def scale_bytes(job: Job, total_bytes: int) -> Job:
-    """Give every tensor its share of so many bytes, in whole floats and at least one."""
+    """Scale all tensors to ``total_bytes``, each in whole floats and at least one."""
     factor = total_bytes / job.total_bytes
     tensors = tuple(
         msgspec.structs.replace(
@@ -20,7 +20,7 @@ def scale_bytes(job: Job, total_bytes: int) -> Job:
 
 
 def scale_compute(job: Job, compute_s: float) -> Job:
-    """Stretch all times so that computing alone takes this long."""
+    """Scale all times so that computing alone takes ``compute_s``."""
     factor = compute_s / job.compute_s
     layers = tuple(
         msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""How each contender trains, one class a way."""
+"""Training loops of the contenders: DDP, FSDP2, Bytelane, communication alone."""
 
 import time
 from functools import cache, partial
@@ -22,17 +22,18 @@ from bytelane.core import (
     Planner,
     Policy,
     SubTask,
+    choose_knobs,
     make_policy,
 )
 from bytelane.errors import NotSupported
 from bytelane.job import Job
-from bytelane.runtime.engine import Engine
-from bytelane.runtime.torch import attach
-from bytelane.runtime.torch.control import Control
+from bytelane.runtime.sync import Contribution, Engine
+from bytelane.runtime.torch import Settings, attach
+from bytelane.runtime.torch.control import GlooControl
 from bytelane.runtime.torch.groups import Groups
 from bytelane.runtime.torch.peers import meet
 from bytelane.runtime.torch.planning import FIRST_ITERATIONS, FIRST_REVIEW
-from bytelane.runtime.torch.transport import AllReduceTransport, Gradient
+from bytelane.runtime.torch.transport import AllReduceTransport
 from bytelane.sim import make_planner, simulate
 from bytelane.tune import AutoPlanner
 from bytelane.tune.auto import MOST_TRIALS
@@ -40,27 +41,28 @@ from bytelane.tune.probe import probe
 from bytelane.tune.search import AS_GOOD
 
 TIMEOUT_S = 120.0
-# A plan is judged after some iterations, and the next begins one later: all ranks must have heard.
+# A plan is judged after some iterations, and the next begins one later, when all ranks know it.
 CORRECTED_ITERATIONS = FIRST_ITERATIONS + MOST_TRIALS * (FIRST_REVIEW + 1)
 UNITS = tuple(2**k for k in range(18, 23))
-# Rank 0 decides at run time about nothing smaller. By simulation it would be right, for real it is
-# not: with 4 workers 717 ms an iteration instead of 672, since every decision costs all ranks work.
+# Rank 0 decides at run time about no smaller units. The simulator would choose them, but measured
+# they are slower: with 4 workers 717 ms per iteration instead of 672 ms, since every decision costs
+# work on all ranks.
 COORDINATED_UNITS = UNITS[1:]
 IN_FLIGHT = (1, 2, 3, 4)
 
 
 @cache
 def our_groups() -> Groups:
-    """Return the groups of all that is ours; all ranks must ask for them at the same time first.
+    """Return the process groups of our contenders; all ranks must make the first call together.
 
-    Contenders take turns, so they can share them. Each group of gloo's has a thread that wakes up a
-    hundred times a second, also while others are being timed.
+    Contenders take turns, so they can share them. Each gloo group has a thread that wakes up 100
+    times per second, also while other contenders are timed.
     """
     return Groups(meet(TIMEOUT_S), TIMEOUT_S)
 
 
 class Trainer(Protocol):
-    """Something that can be timed."""
+    """A contender that can be timed."""
 
     def warm_up(self) -> None: ...
 
@@ -70,7 +72,7 @@ class Trainer(Protocol):
 
 
 class PlainTrainer:
-    """Computes and never synchronises; the others add how they do."""
+    """Computes and never synchronises; subclasses add synchronisation."""
 
     warm_up_iterations = 2
 
@@ -87,8 +89,8 @@ class PlainTrainer:
         self.flush()
 
     def repeat(self, iterations: int) -> tuple[float, ...]:
-        """Return so many times from one forward pass to the next, in the steady state."""
-        self._train_once()  # nothing is under way when this one begins
+        """Return the times of so many iterations, in the steady state."""
+        self._train_once()  # no transfer overlaps with its beginning, so it is not counted
         starts = [time.perf_counter()]
         for _ in range(iterations):
             self._train_once()
@@ -97,10 +99,10 @@ class PlainTrainer:
         return tuple(b - a for a, b in pairwise(starts))
 
     def flush(self) -> None:
-        """Wait for what is still under way."""
+        """Wait for transfers under way."""
 
     def is_exact(self) -> bool | None:
-        """Tell whether all weights are what they must be; None if they are not synchronised."""
+        """Tell whether all weights are as expected; None if they are not synchronised."""
         return None
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
@@ -127,7 +129,7 @@ class DdpTrainer(PlainTrainer):
 
 
 class FsdpTrainer(PlainTrainer):
-    """FSDP2, a unit a module, parameters kept from forward to backward."""
+    """FSDP2, one unit per module, parameters kept from forward to backward."""
 
     def __init__(self, workload: Workload) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -165,29 +167,31 @@ class OurTrainer(PlainTrainer):
     ) -> None:
         super().__init__(workload)
         # After the measured iterations one more is spent under the new plan before any is counted.
-        planned_after = CORRECTED_ITERATIONS if "review" in planning else FIRST_ITERATIONS
+        planned_after = CORRECTED_ITERATIONS if planner.needs_network else FIRST_ITERATIONS
         self.warm_up_iterations = planned_after + 1
         session = attach(
             workload.model,
             [self.optimizer],
-            planner,
-            timeout_s=TIMEOUT_S,
-            keep_iterations=self.warm_up_iterations + keep_iterations,
+            Settings(
+                planner,
+                timeout_s=TIMEOUT_S,
+                keep_iterations=self.warm_up_iterations + keep_iterations,
+                **planning,
+            ),
             shared=our_groups(),
-            **planning,
         )
         assert session is not None
         self.session = session
 
     @property
     def knobs(self) -> Knobs:
-        """The largest piece, and how much is in flight."""
+        """The largest operation, and the credit."""
         plan = self.session.plan
         largest = max(operation.bytes for operation in plan.operations)
         return Knobs(largest, plan.window.credit_bytes)
 
     def schedule(self, cluster: Cluster) -> Plan | Policy:
-        """What the simulator is asked about."""
+        """Return the schedule for the simulator."""
         return self.session.plan
 
     def flush(self) -> None:
@@ -198,12 +202,12 @@ class OurTrainer(PlainTrainer):
 
 
 class CoordinatedTrainer(OurTrainer):
-    """Bytelane, in an order that the first rank decides while training runs."""
+    """Bytelane, in an order that rank 0 decides while training runs."""
 
     def __init__(self, workload: Workload, policy: str, knobs: Knobs, keep_iterations: int) -> None:
         planner = preferring_what_is_needed_first(make_planner(policy, knobs))
         groups = our_groups()
-        coordinator = Coordinator(Control(groups.agreeing, TIMEOUT_S, groups.peers))
+        coordinator = Coordinator(GlooControl(groups, TIMEOUT_S))
         super().__init__(workload, planner, keep_iterations, make_engine=coordinator.make_engine)
         self._policy = partial(make_policy, policy, knobs=knobs)
 
@@ -217,7 +221,7 @@ def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 class CommunicationTrainer:
-    """Sends everything at once, over and over."""
+    """Sends all bytes at once, repeatedly."""
 
     def __init__(self, total_bytes: int) -> None:
         (group,) = our_groups().lanes(1)
@@ -242,7 +246,7 @@ class CommunicationTrainer:
         began = time.perf_counter()
         engine.begin_iteration()
         transport.begin_round(0, 0)
-        transport.take([Gradient(0, self._everything)])
+        transport.take([Contribution(0, self._everything)])
         engine.notify_ready(0)
         engine.wait([0])
         return time.perf_counter() - began
@@ -253,14 +257,14 @@ def _sending(total: int, unit: int, group: dist.ProcessGroup) -> tuple[Engine, A
     operations = tuple(Operation((SubTask(0, a, b),)) for a, b in pairwise(cuts))
     plan = Plan("communication only", (total,), operations, CreditWindow(2 * unit), barrier=True)
     transport = AllReduceTransport(plan, [torch.float32], [group], ["everything"])
-    return Engine(plan, transport, tensor_names=("everything",), timeout_s=TIMEOUT_S), transport
+    return Engine.of_plan(plan, transport, ("everything",), timeout_s=TIMEOUT_S), transport
 
 
 def make_trainer(
     contender: ComputeOnly | Ddp | Fsdp | Ours, workload: Workload, link: Link, keep_iterations: int
 ) -> Trainer:
     """Build a contender; every rank must do so at the same time."""
-    cluster = Cluster(dist.get_world_size(), link)
+    cluster = Cluster.star(dist.get_world_size(), link)
     match contender:
         case ComputeOnly():
             return PlainTrainer(workload)
@@ -270,7 +274,7 @@ def make_trainer(
             return FsdpTrainer(workload)
         case Ours("auto", None, "by plan"):
             auto = AutoPlanner(say=lambda line: print(line, flush=True))
-            return OurTrainer(workload, auto, keep_iterations, probe=probe, review=auto.review)
+            return OurTrainer(workload, auto, keep_iterations, probe=probe)
         case Ours(policy, knobs, "by rank 0"):
             chosen = knobs or best_knobs(policy, workload.job, cluster, planned=False)
             return CoordinatedTrainer(workload, policy, chosen, keep_iterations)
@@ -282,18 +286,19 @@ def make_trainer(
 
 @cache
 def best_knobs(policy: str, job: Job, cluster: Cluster, *, planned: bool = True) -> Knobs:
-    """Ask the simulator for the part and the window that are best on this link.
+    """Choose by simulation the part size and the credit that are best on this link.
 
-    Of those that are as good the largest parts are taken, as ``auto`` does.
+    Of those that are about equally good the largest parts are taken, as ``auto`` does.
     """
 
     def iteration_s(knobs: Knobs) -> float:
         decided = make_policy(policy, job, cluster, knobs)
-        schedule = make_planner(policy, knobs)(job, 1) if planned else decided
+        schedule = make_planner(policy, knobs).plan(job) if planned else decided
         return simulate(job, cluster, schedule, "interpreted").iteration_s
 
     units = UNITS if planned else COORDINATED_UNITS
-    every = [Knobs(unit, unit * count, unit) for unit in reversed(units) for count in IN_FLIGHT]
+    own = choose_knobs(policy).own
+    every = [Knobs(u, u * count, u, own=own) for u in reversed(units) for count in IN_FLIGHT]
     times_s = {knobs: iteration_s(knobs) for knobs in every}
     limit_s = AS_GOOD * min(times_s.values())
     return next(knobs for knobs in every if times_s[knobs] <= limit_s)

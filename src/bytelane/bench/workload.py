@@ -1,4 +1,4 @@
-"""What is trained: emulated, with weights that are known exactly, or real."""
+"""The models that contenders train, and the check of their final weights: emulated or real."""
 
 from typing import Protocol
 
@@ -16,7 +16,7 @@ RELATIVE_TOLERANCE = 1e-4
 
 
 class Workload(Protocol):
-    """A model of its own for one contender, and the check of what became of it."""
+    """A model for one contender, and the check of its final weights."""
 
     job: Job
     learning_rate: float
@@ -34,7 +34,7 @@ class Workload(Protocol):
 
 
 class Emulated:
-    """Sleeps as long as the job says."""
+    """A model that sleeps for the job's times."""
 
     learning_rate = 1.0
 
@@ -61,7 +61,7 @@ class Emulated:
 
 
 class Real:
-    """Computes; every rank and iteration has data of its own."""
+    """A model that computes; every rank and iteration has data of its own."""
 
     learning_rate = 0.01
 
@@ -81,7 +81,7 @@ class Real:
         return self._task.loss(net(*inputs), target)
 
     def is_exact(self, weights: dict[str, torch.Tensor], iterations: int) -> bool:
-        """Compare with the plainest synchronous training there is: one all-reduce a tensor."""
+        """Compare with plain synchronous training: one all-reduce per tensor."""
         plain = Real(self._name, self.job)
         optimizer = torch.optim.SGD(plain.model.parameters(), lr=self.learning_rate)
         for iteration in range(iterations):

@@ -1,4 +1,4 @@
-"""How the accounts and the slack of an iteration are shown, to programs and to people."""
+"""Print idle times, link traffic and slack of a simulated iteration, as text or JSON."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def accounts_as_json(found: "Simulation") -> dict[str, Any]:
-    """Idle times worker by worker, and bytes for each kind of host."""
+    """Return idle times per worker, and bytes per kind of host."""
     from bytelane.sim.accounts import link_traffic, workers_accounts
     from bytelane.sim.steady import whole_iterations
 
@@ -38,7 +38,7 @@ def accounts_as_json(found: "Simulation") -> dict[str, Any]:
 
 
 def slack_as_json(found: "Simulation", slack: "Slack | None") -> dict[str, Any]:
-    """Lists with an entry a layer; null for a layer that uses no tensor first."""
+    """Return lists with one entry per layer; null for a layer that uses no tensor first."""
     shown = ("budget_ms", "slack_ms", "slack_spread_ms")
     if slack is None:
         return {f"layer_{key}": None for key in shown}
@@ -47,7 +47,7 @@ def slack_as_json(found: "Simulation", slack: "Slack | None") -> dict[str, Any]:
 
 
 def layer_table(found: "Simulation") -> list[dict[str, Any]]:
-    """One row a layer; moments are counted from the start of the forward pass."""
+    """Return one row per layer; moments are counted from the start of the forward pass."""
     from bytelane.sim.slack import layer_slack
 
     slack, layers = layer_slack(found), found.job.layers
@@ -68,7 +68,7 @@ def layer_table(found: "Simulation") -> list[dict[str, Any]]:
 
 
 def tensor_table(found: "Simulation") -> list[dict[str, Any]]:
-    """The same, one row a tensor."""
+    """Return one row per tensor, with the same moments."""
     from bytelane.sim.slack import tensor_slack
 
     columns: dict[str, list[Any]] = {
@@ -90,7 +90,7 @@ def idle_in_words(found: "Simulation") -> tuple[str, str]:
 
 
 def print_accounts(found: "Simulation", slack: "Slack | None") -> None:
-    """Print in a few lines what each link carries, and what computing waits for."""
+    """Print in a few lines the traffic of each link, and before which layers computing waits."""
     from bytelane.sim.accounts import link_traffic
     from bytelane.sim.steady import whole_iterations
     from bytelane.units import format_bytes
@@ -99,7 +99,7 @@ def print_accounts(found: "Simulation", slack: "Slack | None") -> None:
     for link in link_traffic(found.job, found.cluster):
         # As much comes down as goes up, in every arrangement.
         size, share = format_bytes(round(link.up_bytes)), _used(found, link.up_bytes)
-        show(f"  the link of a {link.host} carries {size} each way, {share:.0%} of what it could")
+        show(f"  the link of a {link.host} carries {size} each way, {share:.0%} of its capacity")
     if whole_iterations(found) > 1:
         show(f"  idle times and waits are means over {whole_iterations(found)} iterations")
     if slack is not None and slack.layer.size:
@@ -113,7 +113,7 @@ def print_layers(rows: list[dict[str, Any]]) -> None:
     spread = any(row["slack_spread_ms"] for row in rows)
     keys = [key for key in rows[0] if spread or key != "slack_spread_ms"]
     times = "Times in ms, mean and spread over iterations" if spread else "Times in ms"
-    show(f"\n{times}; moments since the forward pass began whose gradients they are.\n")
+    show(f"\n{times}; moments since the start of the iteration that computes the gradients.\n")
     titles = [key.removesuffix("_ms").removeprefix("slack_") for key in keys]
     print_table(titles, [[_cell(row[key]) for key in keys] for row in rows])
 
@@ -137,7 +137,7 @@ def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def _used(found: "Simulation", size: float) -> float:
-    """Return how much of what a link could carry in an iteration that is."""
+    """Return the share of a link's capacity per iteration that ``size`` bytes take."""
     could = found.cluster.link.rate * found.iteration_s
     return size / could if could else 0.0
 

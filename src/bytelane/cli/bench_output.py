@@ -1,4 +1,4 @@
-"""What ``bytelane bench`` and ``bytelane overlay`` tell: a table, JSON, pictures."""
+"""Print the results of ``bytelane bench`` and ``bytelane overlay``: a table, JSON, pictures."""
 
 import sys
 from pathlib import Path
@@ -11,6 +11,7 @@ from bytelane.terminal import one_line, show
 
 if TYPE_CHECKING:
     from bytelane.bench import Cell, Experiment, Result
+    from bytelane.bench.contender import Contender
     from bytelane.cluster import Link
     from bytelane.lab import Lab
     from bytelane.report.overlay import Pair
@@ -28,7 +29,7 @@ def save_pictures(result: "Result", folder: Path) -> None:
     save_chrome([t for cell in result.cells for t in _named_traces(cell)], folder / "overlay.json")
 
 
-def _pair(cell: "Cell") -> "Pair":
+def _pair(cell: "Cell[Contender]") -> "Pair":
     from bytelane.report.overlay import Pair
 
     assert cell.overlay is not None
@@ -42,7 +43,7 @@ def _pair(cell: "Cell") -> "Pair":
     )
 
 
-def _named_traces(cell: "Cell") -> "list[Trace]":
+def _named_traces(cell: "Cell[Contender]") -> "list[Trace]":
     import msgspec
 
     if cell.overlay is None:
@@ -54,7 +55,7 @@ def _named_traces(cell: "Cell") -> "list[Trace]":
 
 
 def print_result(result: "Result", experiment: "Experiment", lab: "Lab") -> None:
-    """Print a table, a line a contender, and what is to be said of it."""
+    """Print a table with one row per contender, and remarks below it."""
     from bytelane.units import format_bytes, format_rate
 
     size = format_bytes(result.job.total_bytes)
@@ -71,7 +72,7 @@ def print_result(result: "Result", experiment: "Experiment", lab: "Lab") -> None
         show(line)
 
 
-def _row(cell: "Cell", result: "Result") -> tuple[str, ...]:
+def _row(cell: "Cell[Contender]", result: "Result") -> tuple[str, ...]:
     from bytelane.units import format_seconds
 
     if cell.failure:
@@ -88,7 +89,7 @@ def _row(cell: "Cell", result: "Result") -> tuple[str, ...]:
     )
 
 
-def _spread(cell: "Cell") -> str:
+def _spread(cell: "Cell[Contender]") -> str:
     if len(cell.times_s) < 2:
         return ""
     return f"{cell.spread:.1%}" + ("" if cell.is_quiet else " !")
@@ -120,12 +121,12 @@ def _remarks(result: "Result", experiment: "Experiment") -> list[str]:
     if experiment.repetitions > 1 and not all(c.is_quiet for c in result.cells if c.times_s):
         lines.append("! the repetitions differ by more than 3 %: the machine was not quiet enough")
     verdict = "noticed" if result.mutation_found else "did NOT notice"
-    lines.append(f"the check of the weights {verdict} a piece that was put one element too far")
+    lines.append(f"the check of the weights {verdict} a piece that was shifted by one element")
     return lines
 
 
-def _is_below_bound(cell: "Cell", bound_s: float | None) -> bool:
-    """Tell whether one that computes and communicates took less time than one of both alone."""
+def _is_below_bound(cell: "Cell[Contender]", bound_s: float | None) -> bool:
+    """Tell whether a contender that does both took less time than the longer of both alone."""
     from bytelane.bench import CommunicationOnly, ComputeOnly
 
     if bound_s is None or not cell.times_s:
@@ -172,7 +173,7 @@ def _link_document(name: str, link: "Link") -> dict[str, Any]:
     }
 
 
-def _cell_document(cell: "Cell") -> dict[str, Any]:
+def _cell_document(cell: "Cell[Contender]") -> dict[str, Any]:
     if cell.failure:
         return {"name": cell.contender.name, "failure": cell.failure}
     return {
@@ -188,13 +189,19 @@ def _cell_document(cell: "Cell") -> dict[str, Any]:
 
 
 def require_exact(result: "Result") -> None:
-    """End with a failure if any contender's weights are wrong, or if the check is."""
-    if any(cell.exact is False for cell in result.cells) or not result.mutation_found:
-        show("bytelane: error: the weights are not what they must be", file=sys.stderr)
-        raise typer.Exit(1)
+    """Exit with code 1 if any contender's weights are wrong, or the check missed wrong ones."""
+    wrong = [cell.contender.name for cell in result.cells if cell.exact is False]
+    if wrong:
+        problem = f"the weights of {'; '.join(wrong)} are not what they must be"
+    elif not result.mutation_found:
+        problem = "the check of the weights did not notice a piece that was shifted on purpose"
+    else:
+        return
+    show(f"bytelane: error: {problem}", file=sys.stderr)
+    raise typer.Exit(1)
 
 
 def _in_flight(credit_bytes: int | None) -> str:
     from bytelane.units import format_bytes
 
-    return "any number" if credit_bytes is None else format_bytes(credit_bytes)
+    return "any number of bytes" if credit_bytes is None else format_bytes(credit_bytes)

@@ -1,4 +1,4 @@
-"""``bytelane compare``: every policy on the same job, side by side."""
+"""``bytelane compare``: simulate a job under every policy, side by side."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,13 +18,13 @@ def compare(
     job: JobOptions,
     cluster: ClusterOptions,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw a bar chart, .svg or .png.", metavar="FILE")
+        Path | None, typer.Option(help="Bar chart to write, .svg or .png.", metavar="FILE")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Show all policies side by side: the gain over fifo, and the distance from the optimum.
 
-    Each policy has its own usual knobs. Example: bytelane compare vgg16 --bandwidth 25Gbit
+    Each policy has its default knobs. Example: bytelane compare vgg16 --bandwidth 25Gbit
     """
     from bytelane.api import simulate_each
     from bytelane.core import policies_for

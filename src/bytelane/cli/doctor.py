@@ -1,4 +1,4 @@
-"""``bytelane doctor``: what works on this machine, and the command that mends what does not."""
+"""``bytelane doctor``: check what works on this machine, and print commands to mend the rest."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ _INTERFACE = "name the network interface that gloo shall use: export GLOO_SOCKET
 
 
 class Check(NamedTuple):
-    """Something to try: ``probe`` returns what it found, and raises when that is not enough."""
+    """A check: ``probe`` returns what it found, e.g. a version, or raises why it is not enough."""
 
     name: str
     purpose: str
@@ -28,7 +28,7 @@ class Check(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What came of a check; the fields are the keys of the JSON."""
+    """The result of a check; the fields are the keys of the JSON."""
 
     name: str
     status: Status
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 def doctor(as_json: Json = False) -> None:
     """Check what works on this machine, and say how to mend what does not.
 
-    Exit code 1 only if something is missing without which nothing works at all.
+    Exit code 1 only if a check fails without which nothing works at all.
     """
     checks = all_checks()
     with terminable():
@@ -59,7 +59,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 def all_checks() -> Sequence[Check]:
-    """List everything that is tried, in the order in which it is shown."""
+    """Return all checks, in the order in which they are shown."""
     from bytelane.cli import probes
     from bytelane.lab import abilities
 
@@ -69,6 +69,7 @@ def all_checks() -> Sequence[Check]:
         Check("matplotlib", "pictures", probes.PLOT, probes.try_matplotlib),
         Check("torch", "training", probes.TORCH, probes.try_torch),
         Check("gloo", "training on CPUs", _INTERFACE, probes.try_gloo),
+        Check("pyzmq", "parameter servers", probes.SERVERS, probes.try_pyzmq),
         Check("lab", "a cluster on one machine", _LINUX, abilities.try_lab),
         Check("pacing", "slow links without privilege", _LINUX, abilities.try_pacing),
         Check("namespaces", "real links in the lab", _LINUX, abilities.try_namespaces),
@@ -79,7 +80,7 @@ def all_checks() -> Sequence[Check]:
 
 
 def examine(check: Check) -> Finding:
-    """Try one thing. A probe that crashes is a finding too."""
+    """Run one check. A probe that crashes is a finding too."""
     from bytelane.errors import LabError
     from bytelane.lab.abilities import Lacking
 

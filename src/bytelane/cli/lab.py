@@ -1,4 +1,4 @@
-"""``bytelane lab``: a cluster on one machine, with links of a given rate."""
+"""``bytelane lab``: emulate a cluster on one machine, with links of a given rate."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from bytelane.lab import Lab, Workload
 
 app = typer.Typer(
-    help="A cluster on one machine, with links of a given rate.", no_args_is_help=True
+    help="Emulate a cluster on one machine, with links of a given rate.", no_args_is_help=True
 )
 
-Hosts = Annotated[int, typer.Option("--workers", help="Number of hosts, with a rank each.")]
+Hosts = Annotated[int, typer.Option("--workers", help="Number of hosts, with one rank each.")]
 Rate = Annotated[
     str, typer.Option(help="Rate of each host's link, each way, e.g. 500Mbit.", metavar="RATE")
 ]
-# Lab itself says which values there are: these are Any so that it is asked.
+# Any, so that typer accepts all values: Lab refuses the wrong ones.
 Priority = Annotated[
     Any,
     typer.Option(
         parser=str,
-        help="Strict priorities by type of service: pfifo_fast where hosts send, "
+        help="Queue with strict priorities by type of service: pfifo_fast where hosts send, "
         "htb also where the switch sends. [default: none]",
         metavar="QUEUE",
     ),
@@ -33,7 +33,7 @@ Mode = Annotated[
     Any,
     typer.Option(
         parser=str,
-        help="namespace (real links), pacing (no privilege), or auto.",
+        help="How links are made: namespace (real links), pacing (no privilege), or auto.",
         metavar="MODE",
     ),
 ]
@@ -49,18 +49,19 @@ Band = Annotated[
     Any,
     typer.Option(parser=str, help="Priority of the flows: high, normal or low.", metavar="BAND"),
 ]
-Seed = Annotated[int, typer.Option(help="The same seed makes the same flows.")]
-Seconds = Annotated[float, typer.Option(help="How long to measure each time.")]
+Seed = Annotated[int, typer.Option(help="Seed of the random flows.")]
+Seconds = Annotated[float, typer.Option(help="Seconds per measurement.")]
 
 Command = Annotated[
-    list[str], typer.Argument(help="What to run on every host.", metavar="-- COMMAND")
+    list[str], typer.Argument(help="Command to run on every host.", metavar="-- COMMAND")
 ]
 ScheduleFile = Annotated[
     Path | None,
     typer.Option(help="Rates over time: TOML or CSV of at_s, rate, host.", metavar="FILE"),
 ]
 Timeout = Annotated[
-    str | None, typer.Option(help="Stop it after this time, e.g. 90s.", metavar="TIME")
+    str | None,
+    typer.Option(help="Time after which the command is stopped, e.g. 90s.", metavar="TIME"),
 ]
 Check = Annotated[
     bool | None,
@@ -72,7 +73,7 @@ Check = Annotated[
 ]
 TrafficLoad = Annotated[
     float | None,
-    typer.Option(help="Background flows: this share of a link's rate, e.g. 0.25."),
+    typer.Option(help="Background traffic, as a share of a link's rate, e.g. 0.25."),
 ]
 TrafficBand = Annotated[
     Any,
@@ -82,15 +83,13 @@ TrafficBand = Annotated[
         metavar="BAND",
     ),
 ]
-TrafficSeed = Annotated[
-    int | None, typer.Option(help="The same seed makes the same flows. [default: 1]")
-]
+TrafficSeed = Annotated[int | None, typer.Option(help="Seed of the random flows. [default: 1]")]
 TrafficFile = Annotated[
     Path | None,
-    typer.Option(help="Write what became of the flows there, as JSON.", metavar="FILE"),
+    typer.Option(help="File for the flows' completion times, as JSON.", metavar="FILE"),
 ]
 
-TIMED_OUT = 124  # as the command timeout says it
+TIMED_OUT = 124  # the exit code of timeout(1)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -111,8 +110,8 @@ def run(
 ) -> None:
     """Run a command on every host of a cluster on this machine, as torchrun would.
 
-    Lines come with the rank in front. When one rank fails the others are stopped, and its exit code
-    is kept (124: the timeout). Everything is removed at the end, whatever happens.
+    Output lines are prefixed with the rank. When a rank fails the others are stopped, and its exit
+    code is returned (124: the timeout). Everything is removed at the end, whatever happens.
 
     Example: bytelane lab run --workers 4 --rate 500Mbit -- python train.py
     """
@@ -125,7 +124,7 @@ def run(
     if traffic is None and (
         traffic_sizes or traffic_band or traffic_out or traffic_seed is not None
     ):
-        raise InputError("options of the traffic say nothing without --traffic")
+        raise InputError("options of the traffic have no effect without --traffic")
     if traffic_out:
         traffic_out.touch()  # before the long work, in case that is not possible
     steps = load_schedule(schedule, workers) if schedule else ()
@@ -156,7 +155,10 @@ def run(
 def check(
     rate: Annotated[
         str | None,
-        typer.Option(help="Only this rate. [default: several, to the highest]", metavar="RATE"),
+        typer.Option(
+            help="The only rate to check. [default: several, up to the highest that is right]",
+            metavar="RATE",
+        ),
     ] = None,
     workers: Hosts = 2,
     priority: Priority = None,
@@ -199,11 +201,12 @@ def traffic(
         float | None, typer.Option(help="Share of a link's rate, e.g. 0.25.", show_default=False)
     ] = None,
     flows: Annotated[
-        float | None, typer.Option(help="Instead: flows per second and host.", show_default=False)
+        float | None,
+        typer.Option(help="Flows per second per host, instead of --load.", show_default=False),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="How long flows begin.")] = 12.0,
+    seconds: Annotated[float, typer.Option(help="Seconds during which flows start.")] = 12.0,
     margin: Annotated[
-        float, typer.Option(help="Seconds at both ends whose flows do not count.")
+        float, typer.Option(help="Seconds at the start and at the end whose flows are not counted.")
     ] = 2.0,
     sizes: SizesFile = None,
     band: Band = "normal",
@@ -243,7 +246,7 @@ def traffic(
 
 @app.command()
 def clean(as_json: Json = False) -> None:
-    """End what killed labs have left behind; labs in use are not touched."""
+    """End processes and remove folders that killed labs left; labs in use are not touched."""
     from bytelane.cli import lab_output
     from bytelane.cli.output import print_json
     from bytelane.lab import clean as clean_labs
@@ -256,7 +259,7 @@ def clean(as_json: Json = False) -> None:
 
 
 def _workload(lab: "Lab", sizes: Path | None, **options: Any) -> "Workload":
-    """Return the flows that are wanted, or refuse them, before the lab is built."""
-    from bytelane.lab.sizes import WEB_SEARCH, load_sizes
+    """Return the background flows, or refuse them, before the lab is built."""
+    from bytelane.cluster.sizes import WEB_SEARCH, load_sizes
 
     return lab.workload(sizes=WEB_SEARCH if sizes is None else load_sizes(sizes), **options)

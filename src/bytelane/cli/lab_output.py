@@ -1,4 +1,4 @@
-"""What the verbs of ``bytelane lab`` print."""
+"""Print the results of ``bytelane lab``: checks of links, traffic, cleaning."""
 
 import sys
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ SWEEP = ("100Mbit", "200Mbit", "500Mbit", "1Gbit", "2Gbit", "5Gbit", "10Gbit", "
 
 
 def warn(message: str) -> None:
-    """Say something beside the output proper."""
+    """Print a message on standard error."""
     show(f"bytelane: {message}", file=sys.stderr, flush=True)
 
 
 def introduce(lab: Lab) -> None:
-    """Say in which mode a lab is, and what that means."""
+    """Print the mode of a lab, and its limits."""
     queues = f", priority {lab.priority}" if lab.priority else ""
     warn(f"{lab.workers} hosts, {format_rate(lab.rates[0])}, mode {lab.mode}{queues}")
     if lab.mode == "pacing":
@@ -29,7 +29,7 @@ def introduce(lab: Lab) -> None:
 
 
 def trust(hops: Sequence[Hop], refuse: bool) -> None:
-    """Say what the links carry; warn, or refuse, where that is not right."""
+    """Print the measured rates of links; warn, or refuse, where one is not right."""
     wrong = [hop for hop in hops if not hop.is_right]
     if not wrong:
         warn(f"checked: the links carry {_range(hops)} of their rate")
@@ -37,7 +37,7 @@ def trust(hops: Sequence[Hop], refuse: bool) -> None:
     hop = min(wrong, key=lambda hop: hop.ratio)
     message = (
         f"from host {hop.source} to {hop.destination} {format_rate(hop.measured)} came through, "
-        f"{hop.ratio:.2f} of what was asked; bytelane lab check says how much this machine can do"
+        f"{hop.ratio:.2f} of what was asked; bytelane lab check measures what this machine can do"
     )
     if refuse:
         raise LabError(message)
@@ -45,7 +45,7 @@ def trust(hops: Sequence[Hop], refuse: bool) -> None:
 
 
 def print_check(lab: Lab, found: Sequence[Sequence[Hop]], shares: Sequence[Share]) -> None:
-    """Print one line a rate, or a link where there is only one rate, and the verdict."""
+    """Print one row per rate, or per link if there is only one rate, and the verdict."""
     if len(found) == 1:
         rows = [[f"{hop.source} -> {hop.destination}", *_cells([hop])] for hop in found[0]]
         print_table(["link", "asked", "measured", "ratio", "right"], rows)
@@ -109,7 +109,7 @@ def print_traffic(report: TrafficReport) -> None:
         for one in report.classes
     ]
     print_table(["flows", "number", "unfinished", "mean", "p50", "p90", "p99"], rows)
-    show("small: to 100 kB; large: from 10 MB; times of those that finished")
+    show("small: up to 100 kB; large: 10 MB or more; times of flows that finished")
 
 
 def traffic_document(report: TrafficReport) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def traffic_document(report: TrafficReport) -> dict[str, Any]:
 
 
 def print_cleaning(found: Cleaning) -> None:
-    """Say what was ended and what was left alone."""
+    """Print which processes were ended and which labs are in use."""
     for one in found.ended:
         show(f"ended {one.pid}, left by {one.owner_pid}: {one.command}")
     if found.living:
@@ -159,7 +159,7 @@ def _range(hops: Sequence[Hop]) -> str:
 
 
 def _trusted(found: Sequence[Sequence[Hop]]) -> float | None:
-    """Return the highest rate up to which all came out right."""
+    """Return the highest rate at which all links came out right."""
     right = [hops[0].asked for hops in found if all(hop.is_right for hop in hops)]
     return max(right, default=None)
 

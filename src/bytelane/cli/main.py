@@ -1,4 +1,4 @@
-"""Where ``bytelane`` begins: collect the verbs, and turn every expected error into one sentence."""
+"""Entry point of the command line: register the verbs, print expected errors as one sentence."""
 
 import io
 import os
@@ -13,8 +13,10 @@ from bytelane.cli import (
     doctor,
     lab,
     overlay,
+    policies,
     profile,
     profile_network,
+    ps,
     replay,
     simulate,
     sweep,
@@ -39,6 +41,7 @@ app.command()(sweep.sweep)
 app.command()(why.why)
 app.command()(timeline.timeline)
 app.command()(zoo.zoo)
+app.command()(policies.policies)
 app.command(context_settings=profile.SETTINGS)(profile.profile)
 app.command()(profile_network.profile_network)
 app.command("try", context_settings=profile.SETTINGS)(try_.try_)
@@ -46,6 +49,7 @@ app.command()(bench.bench)
 app.command()(overlay.overlay)
 app.command()(replay.replay)
 app.add_typer(lab.app, name="lab")
+app.add_typer(ps.app, name="ps")
 app.command()(doctor.doctor)
 
 
@@ -81,9 +85,9 @@ def _run() -> None:
         sys.stdout.reconfigure(errors="replace")  # a name that the terminal cannot show
     try:
         try:
-            code = app(standalone_mode=False)  # which would print a box for what was mistyped
+            code = app(standalone_mode=False)  # which would print a box for a usage error
         finally:
-            sys.stdout.flush()  # here, where a reader that has left can still be handled
+            sys.stdout.flush()  # here, where a BrokenPipeError can still be handled
         sys.exit(code)
     except UsageError as error:
         if show_help(error):
@@ -105,7 +109,7 @@ def _run() -> None:
 
 
 def _end_at_once() -> None:
-    """End with what Ctrl-C ends with, where it cannot be raised."""
+    """Exit as at Ctrl-C, where KeyboardInterrupt cannot be raised."""
     if sys.stderr.isatty():
         os.write(sys.stderr.fileno(), b"\x1b[?25h")  # a progress bar has hidden the cursor
     os._exit(130)

@@ -1,4 +1,4 @@
-"""Say which package a verb needs, before anything is started without it."""
+"""Check that an optional package is installed, before a verb starts work."""
 
 from importlib.util import find_spec
 

@@ -7,14 +7,17 @@ the keywords in :mod:`bytelane.api`.
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from bytelane.errors import InputError
+from bytelane.knob import CREDIT, FUSION, PARTITION, TAKEN, Knob
+from bytelane.values import shown
+
 if TYPE_CHECKING:
     from bytelane.cluster import Cluster
-    from bytelane.core import Knobs
     from bytelane.job import Job
 
 _job_option = functools.partial(typer.Option, rich_help_panel="Job")
@@ -22,7 +25,7 @@ _cluster_option = functools.partial(typer.Option, rich_help_panel="Cluster")
 _policy_option = functools.partial(typer.Option, rich_help_panel="Policy")
 
 JobFile = Annotated[
-    str,  # a path would make a dot of nothing
+    str,  # Path("") would become "."
     typer.Argument(
         help="A job file (.toml or .json), or a model of the zoo.",
         metavar="JOB",
@@ -31,27 +34,36 @@ JobFile = Annotated[
 ]
 Accelerator = Annotated[
     str | None,
-    _job_option(help="For a model of the zoo: what computes.", metavar="NAME", show_default="v100"),
+    _job_option(
+        help="For a model of the zoo: the accelerator.", metavar="NAME", show_default="v100"
+    ),
 ]
 Batch = Annotated[
-    int | None, _job_option(help="For a model of the zoo: samples a worker.", show_default="32")
+    int | None, _job_option(help="For a model of the zoo: samples per worker.", show_default="32")
 ]
 Workers = Annotated[int, _cluster_option(help="Number of workers.")]
 Bandwidth = Annotated[
     str, _cluster_option(help="Rate of each worker's link, e.g. 10Gbit or 500Mbit.", metavar="RATE")
 ]
 Overhead = Annotated[
-    str, _cluster_option(help="Link time per message beside its bytes (theta).", metavar="TIME")
+    str,
+    _cluster_option(
+        help="Link time per message, added to that of its bytes (theta).", metavar="TIME"
+    ),
 ]
 Latency = Annotated[
-    str, _cluster_option(help="From the last byte until the end is known (lam).", metavar="TIME")
+    str,
+    _cluster_option(help="Time from the last byte until the end is known (lam).", metavar="TIME"),
 ]
 Floor = Annotated[
     str,
-    _cluster_option(help="To handle a message, however small; one by one.", metavar="TIME"),
+    _cluster_option(help="Minimum handling time per message.", metavar="TIME"),
 ]
 Sync = Annotated[
-    str, _cluster_option(help="allreduce, or ps for a parameter server.", metavar="WAY")
+    str,
+    _cluster_option(
+        help="Synchronisation: allreduce, or ps for a parameter server.", metavar="WAY"
+    ),
 ]
 Servers = Annotated[
     int | None,
@@ -63,31 +75,30 @@ Separate = Annotated[
 SharedLink = Annotated[
     bool,
     _cluster_option(
-        "--shared-link", help="With ps: pushes and pulls take turns on one link, as they do."
+        "--shared-link", help="With ps: pushes and pulls share a link, as on real hosts."
     ),
 ]
-Slow = Annotated[float, _cluster_option(help="The last worker computes longer by this factor.")]
+Slow = Annotated[float, _cluster_option(help="Factor by which the last worker computes longer.")]
 Policy = Annotated[
-    str, _policy_option(help="Who goes first; bytelane compare shows them all.", metavar="NAME")
+    str, _policy_option(help="Order of transfers; bytelane policies lists all.", metavar="NAME")
 ]
-Partition = Annotated[
-    str | None,
+
+
+def _knob_option(knob: Knob) -> Any:
+    return _policy_option(help=knob.help, metavar="SIZE", show_default="the policy's")
+
+
+Partition = Annotated[str | None, _knob_option(PARTITION)]
+Credit = Annotated[str | None, _knob_option(CREDIT)]
+Fusion = Annotated[str | None, _knob_option(FUSION)]
+OtherKnobs = Annotated[
+    list[str] | None,
     _policy_option(
-        help="Largest piece sent in one go, e.g. 4MiB.", metavar="SIZE", show_default="the policy's"
-    ),
-]
-Credit = Annotated[
-    str | None,
-    _policy_option(
-        help="Start a piece while fewer bytes than this are in flight.",
-        metavar="SIZE",
-        show_default="two partitions; p3: one",
-    ),
-]
-Fusion = Annotated[
-    str | None,
-    _policy_option(
-        help="Send tensors together up to this.", metavar="SIZE", show_default="the policy's"
+        "--knob",
+        help="Set a knob of the policy by its name, e.g. first=256KiB; bytelane policies lists "
+        "them. Repeat it for several.",
+        metavar="NAME=VALUE",
+        show_default=False,
     ),
 ]
 Barrier = Annotated[
@@ -102,7 +113,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 
 class JobOptions(NamedTuple):
-    """What is trained."""
+    """The job that is trained."""
 
     job: JobFile
     accelerator: Accelerator = None
@@ -115,7 +126,7 @@ class JobOptions(NamedTuple):
 
 
 class ClusterOptions(NamedTuple):
-    """On what."""
+    """The cluster that trains it."""
 
     workers: Workers = 2
     bandwidth: Bandwidth = "10Gbit"
@@ -135,18 +146,38 @@ class ClusterOptions(NamedTuple):
 
 
 class PolicyOptions(NamedTuple):
-    """Who goes first."""
+    """The policy of a simulation, and its knobs."""
 
     policy: Policy = "bytescheduler"
     partition: Partition = None
     credit: Credit = None
     fusion: Fusion = None
+    knob: OtherKnobs = None
     barrier: Barrier = None
 
-    def knobs(self) -> "Knobs":
-        from bytelane.api import choose_knobs
+    def keywords(self) -> dict[str, Any]:
+        """Return the keywords of :func:`bytelane.simulate`."""
+        return {"policy": self.policy, "barrier": self.barrier, **self._given()}
 
-        return choose_knobs(self.policy, self.partition, self.credit, self.fusion)
+    def _given(self) -> dict[str, str]:
+        return given_knobs(
+            self.knob, partition=self.partition, credit=self.credit, fusion=self.fusion
+        )
+
+
+def given_knobs(typed: Sequence[str] | None, **familiar: str | None) -> dict[str, str]:
+    """Return the knobs that were given, by ``--knob NAME=VALUE`` or by options of their own."""
+    given = {name: value for name, value in familiar.items() if value is not None}
+    for item in typed or ():
+        name, is_pair, value = (part.strip() for part in item.partition("="))
+        if not (name and is_pair and value):
+            raise InputError(f"knob {shown(item)} must be written like first=256KiB")
+        if name in TAKEN:
+            raise InputError(f"there is no knob {name}, but an argument or option of that name")
+        if name in given:
+            raise InputError(f"knob {shown(name)} is given twice; leave one out")
+        given[name] = value
+    return given
 
 
 GROUPS = (JobOptions, ClusterOptions, PolicyOptions)
@@ -173,6 +204,6 @@ def flatten_options(verb: Callable[..., None]) -> Callable[..., None]:
         verb(**filled, **values)
 
     run.__annotations__ = {option.name: option.annotation for option in flat}
-    # What typer reads; mypy knows no signature that is set by hand.
+    # Typer reads it; mypy knows no signature that is set by hand.
     run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
     return run

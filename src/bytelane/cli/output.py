@@ -1,4 +1,4 @@
-"""Printing that several verbs share."""
+"""Print JSON, tables and progress lines, for all verbs."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ def print_json(values: Any) -> None:
     import msgspec
 
     document = msgspec.json.format(msgspec.json.encode(values)).decode()
-    # JSON escapes the control characters of ASCII only; these can stand within its strings alone.
+    # JSON escapes the control characters of ASCII only; these occur only inside strings.
     show(re.sub("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]", _as_json, document))
 
 
@@ -31,7 +31,7 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 @contextmanager
 def progress_line(first: str) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal how far the work is, in one line that is updated by what is yielded."""
+    """Show progress on a terminal, in one line; yield the function that updates it."""
     from rich.console import Console
     from rich.text import Text
 

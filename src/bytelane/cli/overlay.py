@@ -1,4 +1,4 @@
-"""``bytelane overlay``: predict a training run, do it for real, lay both over each other."""
+"""``bytelane overlay``: draw the simulated and the measured iteration over each other."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,16 @@ from bytelane.cli.bench import run_in
 from bytelane.cli.bench_output import document, print_result, require_exact, save_pictures
 from bytelane.cli.lab import Mode, Rate
 from bytelane.cli.needs import require_torch
-from bytelane.cli.options import Credit, JobFile, Json, Partition, Policy, Workers
+from bytelane.cli.options import (
+    Credit,
+    JobFile,
+    Json,
+    OtherKnobs,
+    Partition,
+    Policy,
+    Workers,
+    given_knobs,
+)
 from bytelane.cli.output import print_json
 from bytelane.terminal import show
 
@@ -21,7 +30,8 @@ def overlay(
     policy: Policy = "bytescheduler",
     partition: Partition = None,
     credit: Credit = None,
-    iterations: Annotated[int, typer.Option(help="Iterations that count.")] = 12,
+    knob: OtherKnobs = None,
+    iterations: Annotated[int, typer.Option(help="Number of iterations that are measured.")] = 12,
     mode: Mode = "auto",
     out: Annotated[
         Path, typer.Option(help="Folder for the pictures and traces.", metavar="FOLDER")
@@ -42,7 +52,8 @@ def overlay(
     from bytelane.core import Knobs
     from bytelane.lab import Lab
 
-    chosen = Ours(policy, choose_knobs(policy, partition, credit))
+    given = given_knobs(knob, partition=partition, credit=credit)
+    chosen = Ours(policy, choose_knobs(policy, **given))
     ablation = (Ours("fifo", Knobs()),) if policy != "fifo" else ()
     experiment = Experiment(
         what=find_job(job),

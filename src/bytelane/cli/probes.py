@@ -1,19 +1,19 @@
-"""Trials for ``bytelane doctor``: is a package, a compiler or ns-3 there, and does it work?
+"""Probes of ``bytelane doctor``: is a package, a compiler or ns-3 installed, and does it work?
 
-A probe tries the thing itself: being installed is not yet working. What could crash, hang or leave
-something behind happens in a process of its own with a time limit, in a temporary folder. A probe
-returns what it found, and raises :class:`Lacking` when that is not enough.
+A probe uses the package: being installed is not yet working. Code that could crash, hang or leave
+files runs in a process of its own with a time limit, in a temporary folder. A probe returns what it
+found, e.g. a version, and raises :class:`Lacking` when that is not enough.
 """
 
 import importlib.util
 import platform
-import re
 import shutil
 import sys
 from functools import cache
 from pathlib import Path
 
 from bytelane.errors import LabError
+from bytelane.foreign.names import OLDEST_TORCH, TESTED_TORCH, is_too_old
 from bytelane.lab.abilities import Lacking
 from bytelane.lab.tools import run_tool
 from bytelane.lifetime import scratch_folder
@@ -21,10 +21,16 @@ from bytelane.lifetime import scratch_folder
 SIM = "pip install 'bytelane[sim]'"
 PLOT = "pip install 'bytelane[plot]'"
 TORCH = "pip install 'bytelane[torch]'"
+SERVERS = "pip install 'bytelane[ps]'"
 
 OLDEST_PYTHON = (3, 11)
-OLDEST_TORCH = (2, 6)
 _NUMBA = "assert numba.njit(lambda x: x + 1)(1) == 2"
+_NUMBA_NAMES = "from bytelane.foreign.numba import replaced\nprint(*replaced(), sep='\\n')"
+_TORCH_NAMES = """
+from bytelane.foreign.torch import missing, replaced
+print(*missing(), "--", *replaced(), sep="\\n")
+"""
+_CURVE = "assert zmq.has('curve'), 'this pyzmq cannot encrypt'"
 _GLOO = """
 import sys, torch, torch.distributed as dist
 if not (dist.is_available() and dist.is_gloo_available()):
@@ -47,20 +53,31 @@ def try_python() -> str:
 
 
 def try_numba() -> str:
-    return try_import("numba", SIM, _NUMBA)
+    version = try_import("numba", SIM, _NUMBA)
+    return "; ".join([version, *run_python(_NUMBA_NAMES).splitlines()])
 
 
 def try_matplotlib() -> str:
     return try_import("matplotlib", PLOT)
 
 
+def try_pyzmq() -> str:
+    return try_import("zmq", SERVERS, _CURVE, "pyzmq")
+
+
 @cache
 def try_torch() -> str:
     version = try_import("torch", TORCH)
-    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
+    if is_too_old(version):
         newer = TORCH.replace("install", "install --upgrade")
-        raise Lacking(f"{version}, older than 2.6", newer, "limited")
-    return version
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise Lacking(f"{version}, older than {oldest}", newer, "limited")
+    missing, _, replaced = run_python(_TORCH_NAMES).partition("--")
+    if missing:
+        tested = ".".join(map(str, TESTED_TORCH))
+        reasons = "; ".join(missing.splitlines())
+        raise Lacking(reasons, f"pip install 'torch=={tested}.*'", "limited")
+    return "; ".join([version, *replaced.split("\n")[1:]])
 
 
 def try_gloo() -> str:
@@ -78,7 +95,7 @@ def try_compiler() -> str:
 
 
 def try_ns3() -> str:
-    from importlib.metadata import version  # 20 ms that --help need not wait
+    from importlib.metadata import version  # takes 20 ms, which --help does not need
 
     # Importing the bindings costs 18 CPU seconds; only headers and libraries are needed.
     spec = importlib.util.find_spec("ns3")
@@ -96,20 +113,20 @@ def try_ns3() -> str:
     raise Lacking("not installed")
 
 
-def try_import(module: str, mend: str, code: str = "") -> str:
-    """Import a package in a new process, run some code with it, and return its version."""
+def try_import(module: str, mend: str, code: str = "", package: str = "") -> str:
+    """Import a module in a new process, run some code with it, and return its version."""
     if importlib.util.find_spec(module) is None:
         raise Lacking("not installed", mend)
     try:
         return run_python(f"import {module}\n{code}\nprint({module}.__version__)")
     except LabError as fault:
-        # To pip an installed package is fine, so the extra alone would change nothing.
-        again = f"pip install --force-reinstall {module}"
+        # pip keeps an installed package, so installing the extra would change nothing.
+        again = f"pip install --force-reinstall {package or module}"
         raise Lacking(f"installed, but fails: {fault}", again) from None
 
 
 def run_python(code: str) -> str:
-    """Run code in a new process and a folder that ends with it."""
+    """Run code in a new process, in a temporary folder."""
     with scratch_folder() as folder:
         return run_tool(
             [sys.executable, "-B", "-c", code],

@@ -1,4 +1,4 @@
-"""``bytelane profile``: a training script becomes a job file."""
+"""``bytelane profile``: measure a training script, and write a job file."""
 
 import contextlib
 import sys
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bytelane.measure import Profile
 
 SLOWEST = 5
-# Everything that is not ours is the script's.
+# Unknown arguments are the script's.
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -37,15 +37,15 @@ def profile(
         typer.Option(help="The job file to write.", metavar="FILE", show_default="SCRIPT.toml"),
     ] = None,
     iterations: Annotated[
-        int, typer.Option(help="Observe so many; as many run unobserved between them.")
+        int, typer.Option(help="Iterations to observe; as many run unobserved between them.")
     ] = 20,
-    warmup: Annotated[int, typer.Option(help="Iterations before that.")] = 3,
+    warmup: Annotated[int, typer.Option(help="Iterations before the observed ones.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Run a training script for some iterations, and write what it computes as a job file.
+    """Run a training script for some iterations, and write its layers and times as a job file.
 
-    The script needs no change and runs in one process. It is ended when enough was seen. What
-    follows after -- is the script's in any case.
+    The script needs no change and runs in one process. It is ended after the last observed
+    iteration. Arguments after -- are always the script's.
 
     Example: bytelane profile train.py --epochs 1 --out job.toml
     """
@@ -57,7 +57,7 @@ def profile(
     require_script(script)
     from bytelane.measure.script import ScriptFailed, profile_script
 
-    # What the script prints must not end up in our JSON.
+    # The output of the script must not end up in our JSON.
     elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
     try:
         with elsewhere:
@@ -76,7 +76,7 @@ def profile(
 
 
 def _require_writable(path: Path) -> None:
-    """Complain before the long work."""
+    """Refuse a bad path before the long work."""
     if path.suffix not in (".toml", ".json"):
         raise JobFileError(f"{path}: a job file ends in .toml or .json")
     if not path.parent.is_dir():
@@ -88,7 +88,7 @@ def _say(message: str) -> None:
 
 
 def summary(found: "Profile") -> dict[str, Any]:
-    """Everything that was found, units in the keys."""
+    """Return everything that was measured, units in the keys."""
     job = found.job
     return {
         "job": job.name,
@@ -157,7 +157,7 @@ def _print_text(found: "Profile") -> None:
     )
     show(
         f"\nwith hooks an iteration took {format_seconds(found.observed.median_s)}; the cost of "
-        f"{found.marks} marks, {format_seconds(found.mark_s)} each, is taken off"
+        f"{found.marks} marks, {format_seconds(found.mark_s)} each, is subtracted"
     )
     for note in found.notes:
         show(f"note: {note}")

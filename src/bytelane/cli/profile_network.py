@@ -1,4 +1,4 @@
-"""``bytelane profile-network``: what the network between the ranks is like."""
+"""``bytelane profile-network``: measure bandwidth, overhead, latency and floor between ranks."""
 
 import os
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,16 +26,16 @@ HOW = (
 def profile_network(
     workers: Annotated[
         int | None,
-        typer.Option(help="Start so many ranks on this machine instead.", show_default=False),
+        typer.Option(help="Number of ranks to start on this machine instead.", show_default=False),
     ] = None,
     bandwidth: Annotated[
         str | None,
         typer.Option(
-            help="With --workers: slow each connection down to this rate.", metavar="RATE"
+            help="With --workers: rate to which each connection is slowed down.", metavar="RATE"
         ),
     ] = None,
     budget_s: Annotated[
-        float, typer.Option("--seconds", help="Measure for about so long.", min=0.1, max=250)
+        float, typer.Option("--seconds", help="Approximate duration, in seconds.", min=0.1, max=250)
     ] = 20.0,
     as_json: Json = False,
 ) -> None:
@@ -64,7 +64,7 @@ def profile_network(
 
 
 def _among_ranks(budget_s: float) -> "NetworkProfile | None":
-    """Measure as one of torchrun's workers; None on all but the first."""
+    """Measure as one of torchrun's workers; return None on all ranks but 0."""
     import torch.distributed as dist
 
     from bytelane.measure.network import profile_network
@@ -84,7 +84,7 @@ def _among_ranks(budget_s: float) -> "NetworkProfile | None":
 
 
 def _require_numbers(*names: str) -> None:
-    """Refuse variables that torchrun has not set, or not so."""
+    """Refuse environment variables that are missing or no numbers."""
     for name in names:
         value = os.environ.get(name)
         if value is None or not value.isdecimal():
@@ -103,7 +103,7 @@ def _locally(workers: int, bandwidth: str | None, budget_s: float) -> "NetworkPr
 
 
 def summary(found: "NetworkProfile") -> dict[str, Any]:
-    """Everything that was found, units in the keys."""
+    """Return everything that was measured, units in the keys."""
     from statistics import median
 
     errors = [abs(error) for error in found.errors]
@@ -130,7 +130,7 @@ def summary(found: "NetworkProfile") -> dict[str, Any]:
 
 
 def simulate_options(workers: int, link: "Link") -> str:
-    """Write a link as every verb of ours takes it."""
+    """Write a link as command-line options."""
     from bytelane.units import format_rate, format_seconds
 
     rate = format_rate(link.rate).removesuffix("/s")
@@ -166,7 +166,7 @@ def _print_text(found: "NetworkProfile") -> None:
     )
     errors = [abs(error) for error in found.errors]
     show(
-        f"\ntime a message, and how much of the fitted rate that is\n"
+        f"\ntime per message, and its share of the fitted rate\n"
         f"fitted to every other size, the link misses the sizes between by {median(errors):.1%} "
         f"(median), {max(errors):.1%} (worst)\n"
         f"now: bytelane simulate JOB {simulate_options(found.workers, found.link)}"

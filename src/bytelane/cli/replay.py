@@ -1,4 +1,4 @@
-"""``bytelane replay``: step the core through what a rank recorded."""
+"""``bytelane replay``: feed a recorded run to the scheduler again, and compare its decisions."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 def replay(
-    recording: Annotated[Path, typer.Argument(help="What prepare(trace=...) has written.")],
+    recording: Annotated[
+        Path, typer.Argument(help="Trace file that prepare(trace=...) has written.")
+    ],
     as_json: Json = False,
 ) -> None:
-    """Give the scheduler every event of a recorded run again, and compare what it launches.
+    """Feed every event of a recorded run to the scheduler again, and compare what it launches.
 
-    A difference means that the run did not do what the core decides; the exit code is then 1.
+    A difference means that the run deviated from the core's decisions; the exit code is then 1.
 
     Example: bytelane replay out/rank0.jsonl
     """

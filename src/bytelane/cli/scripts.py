@@ -1,4 +1,4 @@
-"""Look at a training script before anything is started for it."""
+"""Check a training script before it is started."""
 
 import ast
 import warnings
@@ -14,7 +14,7 @@ WRAPPER = "DistributedDataParallel"
 def require_script(path: Path) -> str:
     """Return the text of a Python script; refuse a file that is none.
 
-    What is wrong with one that is called .py Python itself says, as it always does.
+    Syntax errors of a file called .py are left to Python's own message.
     """
     text = read_text(path)
     if path.suffix in (".toml", ".json"):
@@ -33,13 +33,13 @@ def require_script(path: Path) -> str:
 
 
 def require_not_prepared(path: Path, text: str) -> None:
-    """Refuse a script that trains with Bytelane in any case: there is no DDP to compare it with."""
+    """Refuse a script that only trains with Bytelane: there is no DDP to compare it with."""
     if WRAPPER in text:
-        return  # which of both it does may depend on its arguments
+        return  # it may use either, depending on its arguments
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # Python will say so
+        return  # Python will report it
     modules, functions = {"bytelane"}, set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

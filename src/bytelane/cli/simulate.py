@@ -1,4 +1,4 @@
-"""``bytelane simulate``: what would an iteration take?"""
+"""``bytelane simulate``: predict the iteration time of a training job."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +19,6 @@ from bytelane.cli.output import count, print_json
 from bytelane.terminal import one_line, show
 
 if TYPE_CHECKING:
-    from bytelane.core import Knobs
     from bytelane.sim import Simulation
 
 
@@ -29,15 +28,20 @@ def simulate(
     cluster: ClusterOptions,
     policy: PolicyOptions,
     jitter: Annotated[
-        float, typer.Option(help="Each step's time varies by exp(JITTER x normal).")
+        float, typer.Option(help="Noise: each step's time is multiplied by exp(JITTER x normal).")
     ] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Seed of the jitter.", show_default="0")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Seed of the jitter, and of the order under policy random.", show_default="0"
+        ),
+    ] = None,
     layers: Annotated[
-        bool, typer.Option("--layers", help="Show every layer: when its tensors are needed.")
+        bool, typer.Option("--layers", help="Show times and slack of every layer.")
     ] = False,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Write the last iterations for Perfetto.", metavar="FILE"),
+        typer.Option(help="Trace of the last iterations to write, for Perfetto.", metavar="FILE"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -50,14 +54,14 @@ def simulate(
     from bytelane.trace import save_chrome
 
     found = api.simulate(
-        job.find(), **policy._asdict(), **cluster._asdict(), jitter=jitter, seed=seed
+        job.find(), **policy.keywords(), **cluster._asdict(), jitter=jitter, seed=seed
     )
-    # The optimum is no schedule: it has no slack, and says so to whoever asks for layers.
+    # The optimum is no schedule and has no slack; with --layers, layer_slack() refuses it.
     slack = layer_slack(found) if found.log or layers else None
     if trace:
         save_chrome([found.trace], trace)
     if as_json:
-        values = summary(found, policy.knobs()) | {"jitter": jitter, "seed": seed or 0}
+        values = summary(found) | {"jitter": jitter, "seed": seed or 0}
         values |= accounts_as_json(found) | slack_as_json(found, slack)
         if layers:
             values |= {"layer_table": layer_table(found), "tensor_table": tensor_table(found)}
@@ -69,9 +73,9 @@ def simulate(
             print_layers(layer_table(found))
 
 
-def summary(found: "Simulation", knobs: "Knobs") -> dict[str, Any]:
-    """Everything that was found and everything that was assumed, units in the keys."""
-    cluster = found.cluster
+def summary(found: "Simulation") -> dict[str, Any]:
+    """Return all results and all assumptions, units in the keys."""
+    cluster, values = found.cluster, found.knobs.values
     return {
         "job": found.job.name,
         "sync": cluster.sync,
@@ -85,9 +89,7 @@ def summary(found: "Simulation", knobs: "Knobs") -> dict[str, Any]:
         "overhead_ms": cluster.link.overhead_s * 1000,
         "latency_ms": cluster.link.latency_s * 1000,
         "floor_ms": cluster.link.floor_s * 1000,
-        "partition_bytes": knobs.partition_bytes,
-        "credit_bytes": knobs.credit_bytes,
-        "fusion_bytes": knobs.fusion_bytes,
+        **{key: values.get(key) for key in _knob_keys(found.policy)},
         "barrier": found.schedule.barrier,
         "layers": len(found.job.layers),
         "tensors": len(found.job.tensors),
@@ -102,13 +104,22 @@ def summary(found: "Simulation", knobs: "Knobs") -> dict[str, Any]:
     }
 
 
+def _knob_keys(policy: str) -> list[str]:
+    """Return the keys of the familiar knobs, and of this policy's other knobs."""
+    from bytelane.core import policy_entry
+    from bytelane.knob import CREDIT, FUSION, PARTITION
+
+    declared = (PARTITION, CREDIT, FUSION, *policy_entry(policy).knobs)
+    return list(dict.fromkeys(knob.key for knob in declared))
+
+
 def _print_text(found: "Simulation") -> None:
     from bytelane.units import NOISE, format_bytes, format_seconds, is_below
 
     job, window = found.job, found.schedule.window
-    pieces = f"{count(found.operations, 'piece')} an iteration"
+    pieces = f"{count(found.operations, 'operation')} per iteration"
     if window.credit_bytes is not None:
-        pieces += f", a piece starts below {format_bytes(window.credit_bytes)} in flight"
+        pieces += f", credit {format_bytes(window.credit_bytes)}"
     over = max(0.0, found.iteration_s / found.bound_s - 1) if found.bound_s else 0.0
     above = f"{over:.1%} above it"
     if is_below(found.iteration_s, found.bound_s):

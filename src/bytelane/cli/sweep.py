@@ -1,4 +1,4 @@
-"""``bytelane sweep``: many what-ifs at once."""
+"""``bytelane sweep``: simulate every combination of lists of values."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bytelane.cli.options import Accelerator, Batch, Json, Separate, SharedLink
+from bytelane.cli.options import Accelerator, Batch, Json, Separate, SharedLink, given_knobs
 from bytelane.cli.output import count, print_json, print_table
+from bytelane.knob import CREDIT, FUSION, PARTITION
 from bytelane.terminal import one_line, show
 
 if TYPE_CHECKING:
-    from bytelane.sim.sweep import Answer, Setting
+    from bytelane.sim.sweep import Answer, WhatIf
 
 
 def _list(panel: str, metavar: str, text: str, default: str | None = None) -> Any:
@@ -37,42 +38,53 @@ Jobs = Annotated[
 Workers = Annotated[list[str], _list("Cluster", "COUNT", "Numbers of workers.", "2")]
 Bandwidth = Annotated[list[str], _list("Cluster", "RATE", "Rates of each worker's link.", "10Gbit")]
 Overhead = Annotated[
-    list[str], _list("Cluster", "TIME", "Link time per message beside its bytes (theta).", "0us")
+    list[str],
+    _list("Cluster", "TIME", "Link times per message, added to that of its bytes (theta).", "0us"),
 ]
 Latency = Annotated[
-    list[str], _list("Cluster", "TIME", "From the last byte until the end is known (lam).", "0us")
+    list[str],
+    _list("Cluster", "TIME", "Times from the last byte until the end is known (lam).", "0us"),
 ]
-Floor = Annotated[
-    list[str], _list("Cluster", "TIME", "Least link time of a message, however small.", "0us")
-]
+Floor = Annotated[list[str], _list("Cluster", "TIME", "Minimum handling times per message.", "0us")]
 Sync = Annotated[
-    list[str], _list("Cluster", "WAY", "allreduce, ps for a parameter server.", "allreduce")
+    list[str],
+    _list("Cluster", "WAY", "Synchronisation: allreduce, ps for a parameter server.", "allreduce"),
 ]
 Servers = Annotated[list[str], _list("Cluster", "COUNT", "With ps: numbers of servers.")]
 Slow = Annotated[
-    list[str], _list("Cluster", "FACTOR", "The last worker computes longer by these factors.", "1")
+    list[str], _list("Cluster", "FACTOR", "Factors by which the last worker computes longer.", "1")
 ]
-Policy = Annotated[list[str], _list("Policy", "NAME", "Who goes first, or all.", "bytescheduler")]
-Partition = Annotated[
-    list[str], _list("Policy", "SIZE", "Largest pieces sent in one go, e.g. 1MiB,4MiB.")
+Policy = Annotated[
+    list[str], _list("Policy", "NAME", "Names of policies, or all.", "bytescheduler")
 ]
-Credit = Annotated[
-    list[str], _list("Policy", "SIZE", "Start a piece while fewer bytes than this are in flight.")
+Partition = Annotated[list[str], _list("Policy", "SIZE", PARTITION.help)]
+Credit = Annotated[list[str], _list("Policy", "SIZE", CREDIT.help)]
+Fusion = Annotated[list[str], _list("Policy", "SIZE", FUSION.help)]
+OtherKnobs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--knob",
+        help="Values of another knob of a policy, e.g. first=128KiB,256KiB; bytelane policies "
+        "lists them. Repeat it for several.",
+        metavar="NAME=VALUE,..",
+        show_default=False,
+        rich_help_panel="Policy",
+    ),
 ]
-Fusion = Annotated[list[str], _list("Policy", "SIZE", "Send tensors together up to this.")]
 Best = Annotated[
-    bool, typer.Option("--best", help="Show only the fastest for each job and cluster.")
+    bool, typer.Option("--best", help="Show only the fastest setting for each job and cluster.")
 ]
 CsvFile = Annotated[
-    Path | None, typer.Option(help="Write what is shown, with all details.", metavar="FILE")
+    Path | None,
+    typer.Option(help="CSV file to write: the rows shown, with all details.", metavar="FILE"),
 ]
 PlotFile = Annotated[
-    Path | None, typer.Option(help="Draw everything (.svg or .png).", metavar="FILE")
+    Path | None, typer.Option(help="Plot of all settings to write, .svg or .png.", metavar="FILE")
 ]
 Executor = Annotated[
     str,
     typer.Option(
-        help="Where to compute: serial, processes (one a core), auto (processes if that is "
+        help="Where to compute: serial, processes (one per core), auto (processes if that is "
         "faster) or dask://HOST:PORT.",
         metavar="WHERE",
     ),
@@ -93,6 +105,7 @@ def sweep(
     partition: Partition,
     credit: Credit,
     fusion: Fusion,
+    knob: OtherKnobs = None,
     separate: Separate = False,
     shared_link: SharedLink = False,
     accelerator: Accelerator = None,
@@ -103,11 +116,11 @@ def sweep(
     executor: Executor = "auto",
     as_json: Json = False,
 ) -> None:
-    """Ask many what-ifs at once: every combination of lists of values.
+    """Simulate every combination of lists of values.
 
     Each policy is combined with the knobs that it has; a value given twice
-    counts once. The table shows what was varied, and marks the fastest for each
-    job and cluster.
+    counts once. The table shows what was varied, and marks the fastest setting
+    for each job and cluster.
 
     \b
     From which bandwidth on does the schedule not matter?
@@ -117,30 +130,56 @@ def sweep(
       bytelane sweep resnet50 bert-large --workers 2,4,8,16 --overhead 20us \\
         --policy all --partition 256KiB,1MiB,4MiB,16MiB --best --csv best.csv
     """
-    from bytelane.cli.sweep_executor import require_executor, run_sweep
     from bytelane.cli.sweep_settings import read_jobs, read_settings
-    from bytelane.report.sweep import fastest_answers, save_csv
-    from bytelane.report.sweep_plot import draw_sweep
+    from bytelane.report.sweep_plot import draw_sweep as draw
 
+    familiar = {"partition": partition, "credit": credit, "fusion": fusion}
     cluster = {"workers": workers, "servers": servers, "slow": slow, "bandwidth": bandwidth}
     settings = read_settings(
         read_jobs(job, accelerator, batch),
         policy=policy,
-        knobs={"partition": partition, "credit": credit, "fusion": fusion},
+        knobs=_with_others(familiar, knob),
         sync=sync,
         cluster=cluster | {"overhead": overhead, "latency": latency, "floor": floor},
         servers_are={"separate": separate, "shared_link": shared_link},
     )
-    require_executor(executor)
     _require_files(settings, csv, plot)
+    answers = _answers(settings, executor)
+    if plot:
+        draw(answers, plot)
+    _show(answers, settings, best=best, csv=csv, as_json=as_json)
+
+
+def _answers(settings: "Sequence[WhatIf]", executor: str) -> "Sequence[Answer]":
+    from bytelane.cli.sweep_executor import require_executor, run_sweep
+
+    require_executor(executor)
     with _progress_bar(len(settings)) as progress:
-        answers = run_sweep(settings, executor, progress)
+        return run_sweep(settings, executor, progress)
+
+
+def _with_others(familiar: dict[str, list[str]], others: list[str] | None) -> dict[str, list[str]]:
+    """Return the lists of values of all knobs, those of ``--knob NAME=VALUES`` too."""
+    knobs = dict(familiar)
+    for name, values in given_knobs(others).items():
+        knobs[name] = [*knobs.get(name, ()), values]
+    return knobs
+
+
+def _show(
+    answers: "Sequence[Answer]",
+    settings: "Sequence[WhatIf]",
+    *,
+    best: bool,
+    csv: Path | None,
+    as_json: bool,
+) -> None:
+    from bytelane.report.sweep import fastest_answers, save_csv
+
     fastest = fastest_answers(answers)
     shown = fastest if best else answers
     if csv:
         save_csv(_records(shown, fastest), csv)
-    if plot:
-        draw_sweep(answers, plot)
     if as_json:
         print_json({"settings": len(settings), "answers": _records(shown, fastest)})
     else:
@@ -148,14 +187,15 @@ def sweep(
 
 
 def _records(shown: "Sequence[Answer]", fastest: "Sequence[Answer]") -> list[dict[str, Any]]:
-    from bytelane.report.sweep import record
+    from bytelane.report.sweep import records
 
     marked = {id(answer) for answer in fastest}
-    return [record(answer) | {"fastest": id(answer) in marked} for answer in shown]
+    each = zip(records(shown), shown, strict=True)
+    return [record | {"fastest": id(answer) in marked} for record, answer in each]
 
 
-def _require_files(settings: "Sequence[Setting]", csv: Path | None, plot: Path | None) -> None:
-    """Say before the long work what could not be done after it."""
+def _require_files(settings: "Sequence[WhatIf]", csv: Path | None, plot: Path | None) -> None:
+    """Refuse files that cannot be written, before the long work."""
     from bytelane.report.style import new_figure, require_picture
     from bytelane.report.sweep_plot import make_layout
 
@@ -186,14 +226,14 @@ def _progress_bar(total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _print_text(
-    settings: "Sequence[Setting]", shown: "Sequence[Answer]", fastest: "Sequence[Answer]"
+    settings: "Sequence[WhatIf]", shown: "Sequence[Answer]", fastest: "Sequence[Answer]"
 ) -> None:
-    """Print a table of what differs, below a line with what does not."""
+    """Print a table of the values that differ, below a line with those that do not."""
     from bytelane.report.sweep import common_ground, swept_axes
 
     marked = {id(answer) for answer in fastest}
     swept = {
-        axis.name: [axis.text(answer.setting) for answer in shown] for axis in swept_axes(settings)
+        axis.name: [axis.text(answer.asked) for answer in shown] for axis in swept_axes(settings)
     }
     found = {
         "iteration": _milliseconds(answer.iteration_s for answer in shown),

@@ -1,4 +1,4 @@
-"""Where a sweep is worked on: in this process, on all cores, or on a Dask cluster."""
+"""Run a sweep in this process, in one process per core, or on a Dask cluster."""
 
 import contextlib
 import logging
@@ -15,19 +15,19 @@ from multiprocessing import resource_tracker
 
 from bytelane.errors import BytelaneError, InputError, MissingExtra
 from bytelane.lifetime import end_with_parent
-from bytelane.sim.sweep import Answer, Setting, sweep
+from bytelane.sim.sweep import Answer, WhatIf, sweep
 
-# Another process needs about a second until it has loaded compiled code. So a sweep begins alone,
-# and is shared as soon as it is clear that more than this is left.
+# A new process needs about 1 s to load compiled code. So a sweep begins in this process, and other
+# processes join as soon as more than this is estimated to be left.
 WORTH_SHARING_S = 4.0
 CONNECT_S = 4.0
 DASK = "dask://"
 
 
 def run_sweep(
-    settings: Sequence[Setting], executor: str, progress: Callable[[int], None]
+    settings: Sequence[WhatIf], executor: str, progress: Callable[[int], None]
 ) -> list[Answer]:
-    """Answer all settings, and tell each time how many have been answered."""
+    """Simulate all settings; after each, call ``progress`` with the number done."""
     answers: list[Answer] = []
     with contextlib.closing(_answers(settings, executor)) as found:  # whatever ends the loop
         for answer in found:
@@ -37,14 +37,14 @@ def run_sweep(
 
 
 def require_executor(name: str) -> None:
-    """Refuse a name that means nothing."""
+    """Refuse an unknown executor."""
     if name not in ("auto", "serial", "processes") and not re.fullmatch(rf"{DASK}.+:\d+", name):
         raise InputError(
             f"there is no executor {name!r}; use auto, serial, processes or dask://HOST:PORT"
         )
 
 
-def _answers(settings: Sequence[Setting], executor: str) -> Generator[Answer]:
+def _answers(settings: Sequence[WhatIf], executor: str) -> Generator[Answer]:
     if executor == "serial":
         yield from sweep(settings)
     elif executor.startswith(DASK):
@@ -54,8 +54,8 @@ def _answers(settings: Sequence[Setting], executor: str) -> Generator[Answer]:
         yield from _on_all_cores(settings, always=executor == "processes")
 
 
-def _on_all_cores(settings: Sequence[Setting], always: bool) -> Iterator[Answer]:
-    """Begin alone: the first answers tell what the others will cost, and leave code compiled."""
+def _on_all_cores(settings: Sequence[WhatIf], always: bool) -> Iterator[Answer]:
+    """Begin in this process: the first answers give an estimate, and leave code compiled."""
     cores = len(os.sched_getaffinity(0))
     first_s, done = 0.0, 0
     for done, answer in enumerate(sweep(settings), start=1):
@@ -86,7 +86,7 @@ def _processes(count: int) -> Iterator[Executor]:
             process.kill()  # or its present simulation would have to end first
         if isinstance(error, BrokenProcessPool):
             raise BytelaneError(
-                "a process of the sweep was ended from outside, perhaps for want of memory"
+                "a process of the sweep was killed, perhaps because memory ran out"
             ) from None
         raise
     finally:
@@ -95,7 +95,7 @@ def _processes(count: int) -> Iterator[Executor]:
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Let Ctrl-C wait for a moment: processes that start meanwhile will never hear of it."""
+    """Defer Ctrl-C while processes start, so that they start with SIGINT blocked."""
     resource_tracker.ensure_running()  # when it starts, it lifts the mask
     held: list[int] = []
     # Processes inherit the mask; but here a thread of some library may take the signal instead.
@@ -138,7 +138,7 @@ def _dask_cluster(address: str) -> Iterator[Executor]:
 
 
 def _require_scheduler(address: str) -> None:
-    """Ask before the client does, which would wait long for a host or a server of another kind."""
+    """Check that a Dask scheduler answers: the client would wait long for anything else."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S) as connection:

@@ -1,4 +1,4 @@
-"""What was typed as comma-separated lists becomes the settings of a sweep.
+"""Parse comma-separated lists of values into the settings of a sweep.
 
 A value that is there twice, perhaps in another spelling (1Gbit,1000Mbit), counts once.
 """
@@ -12,21 +12,20 @@ import msgspec
 
 from bytelane.api import find_job, make_cluster
 from bytelane.cluster import Sync
-from bytelane.core import policy_entry, policy_names
+from bytelane.core import find_knob, policy_entry, policy_names
 from bytelane.errors import InputError
 from bytelane.job import Job
 from bytelane.plugins import look_for
-from bytelane.sim.sweep import Setting, combinations, count_choices, make_settings, require_use
-from bytelane.units import parse_bytes
+from bytelane.sim.sweep import WhatIf, combinations, count_choices, make_settings, require_use
 
 LIMIT = 1_000_000
 T = TypeVar("T")
 Typed = Sequence[str]
-"""What was given for an option: items with commas between them, and perhaps several times."""
+"""The values of an option: comma-separated items, one text for each time it was given."""
 
 
 def read_jobs(names: Sequence[Path], accelerator: str | None, batch: int | None) -> list[Job]:
-    """Find the jobs; those of the same name are told apart by what was typed."""
+    """Find the jobs; jobs of the same name are called by their paths instead."""
     jobs = [
         (str(name), find_job(name, accelerator=accelerator, batch=batch))
         for name in dict.fromkeys(names)
@@ -46,18 +45,18 @@ def read_settings(
     sync: Typed,
     cluster: Mapping[str, Typed],
     servers_are: Mapping[str, bool],
-) -> list[Setting]:
-    """Combine all lists; what has no effect in any combination is refused."""
+) -> list[WhatIf]:
+    """Combine all lists; refuse a value that has no effect in any combination."""
     syncs = _read("sync", sync, lambda item: make_cluster(sync=item).sync)
     policies = _read_policies(policy, syncs)
-    sizes = {f"{name}_bytes": _read(name, typed, parse_bytes) for name, typed in knobs.items()}
-    require_use(policies, syncs, sizes)
+    values = _read_knobs(knobs, policies)
+    require_use(policies, syncs, values)
     lists = [_cluster_lists(way, syncs, cluster, servers_are) for way in syncs]
-    choices = [count_choices(policies, way, sizes) for way in syncs]
+    choices = [count_choices(policies, way, values) for way in syncs]
     places = [prod(map(len, keywords.values())) for keywords in lists]
     _require_few(len(jobs) * sum(p * c for p, c in zip(places, choices, strict=True)))
     clusters = [make_cluster(**chosen) for keywords in lists for chosen in combinations(keywords)]
-    return make_settings(jobs, list(dict.fromkeys(clusters)), policies, sizes)
+    return make_settings(jobs, list(dict.fromkeys(clusters)), policies, values)
 
 
 def _cluster_lists(
@@ -69,7 +68,7 @@ def _cluster_lists(
     lists |= {name: [value] for name, value in servers_are.items()}
     for name, items in typed.items():
         lists[name] = _read(name, items, readers.get(name, str)) or [None]
-    if sync == "allreduce" and "ps" in syncs:  # alone, it is told that it has no servers
+    if sync == "allreduce" and "ps" in syncs:  # alone, make_cluster refuses servers
         lists |= {"servers": [None]} | {name: [False] for name in servers_are}
     return lists
 
@@ -77,12 +76,22 @@ def _cluster_lists(
 def _read_policies(typed: Typed, syncs: Sequence[Sync]) -> list[str]:
     names = _read("policy", typed, str)
     for name in names:
-        look_for(name)  # "all" is no name: it brings those of other packages along
+        look_for(name)  # "all" is not registered, so it loads all plug-ins
     every = [name for name in policy_names() if set(policy_entry(name).sync) & set(syncs)]
     chosen: list[str] = []
     for name in names:
         chosen += every if name == "all" else [name]
     return list(dict.fromkeys(chosen))
+
+
+def _read_knobs(knobs: Mapping[str, Typed], policies: Sequence[str]) -> dict[str, list[float]]:
+    """Read values as the policies declare their knobs."""
+    found = {}
+    for name, typed in knobs.items():
+        if typed:
+            knob = find_knob(policies, name)
+            found[knob.key] = _read(name, typed, knob.read)
+    return found
 
 
 def _read(option: str, typed: Typed, reader: Callable[[str], T]) -> list[T]:

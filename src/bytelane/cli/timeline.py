@@ -1,4 +1,4 @@
-"""``bytelane timeline``: see an iteration pass."""
+"""``bytelane timeline``: draw simulated iterations: computing, transfers, the link's rate."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,8 +13,10 @@ from bytelane.cli.options import (
     Fusion,
     JobOptions,
     Json,
+    OtherKnobs,
     Partition,
     flatten_options,
+    given_knobs,
 )
 from bytelane.cli.output import print_json
 from bytelane.terminal import show
@@ -30,7 +32,7 @@ def timeline(
     policy: Annotated[
         str,
         typer.Option(
-            help="One or several with commas, drawn under each other.",
+            help="Policies, with commas between them; one panel each.",
             metavar="NAMES",
             rich_help_panel="Policy",
         ),
@@ -38,19 +40,20 @@ def timeline(
     partition: Partition = None,
     credit: Credit = None,
     fusion: Fusion = None,
+    knob: OtherKnobs = None,
     barrier: Barrier = None,
-    iterations: Annotated[int, typer.Option(help="How many iterations to show.")] = 1,
+    iterations: Annotated[int, typer.Option(help="Number of iterations to show.")] = 1,
     out: Annotated[
-        Path, typer.Option(help="The picture to write, .svg or .png.", metavar="FILE")
+        Path, typer.Option(help="Picture to write, .svg or .png.", metavar="FILE")
     ] = Path("timeline.svg"),
     trace: Annotated[
-        Path | None, typer.Option(help="Write the same for Perfetto.", metavar="FILE")
+        Path | None, typer.Option(help="Trace of the same to write, for Perfetto.", metavar="FILE")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Draw iterations: computing, every transfer, when it is needed, and the link's rate.
 
-    A knob goes to those policies that have a use for it. Example: bytelane timeline vgg16 --workers
+    Each knob goes to the policies that declare it. Example: bytelane timeline vgg16 --workers
     4 --bandwidth 25Gbit --policy fifo,bytescheduler --out vgg16.png
     """
     import msgspec
@@ -63,9 +66,7 @@ def timeline(
     found = simulate_each(
         job.find(),
         list(dict.fromkeys(name.strip() for name in policy.split(","))),
-        partition=partition,
-        credit=credit,
-        fusion=fusion,
+        **given_knobs(knob, partition=partition, credit=credit, fusion=fusion),
         barrier=barrier,
         **cluster._asdict(),
     )
@@ -78,7 +79,7 @@ def timeline(
         print_json({"job": found[0].job.name, "picture": str(out), "policies": rows})
         return
     for one in found:
-        show(f"{one.policy}: {one.iteration_s * 1e3:.1f} ms an iteration")
+        show(f"{one.policy}: {one.iteration_s * 1e3:.1f} ms per iteration")
     show(f"see {out}" + (f", or drop {trace} on ui.perfetto.dev" if trace else ""))
 
 

@@ -1,4 +1,4 @@
-"""``bytelane try``: somebody's own script, unedited, under DDP and under Bytelane."""
+"""``bytelane try``: run an unedited training script under DDP and under Bytelane."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytelane.cli.needs import require_torch
-from bytelane.cli.options import Credit, Fusion, Json, Partition
+from bytelane.cli.options import Credit, Fusion, Json, OtherKnobs, Partition, given_knobs
 from bytelane.cli.output import print_json, progress_line
 from bytelane.cli.scripts import require_not_prepared, require_script
 from bytelane.errors import InputError, TrainingError
@@ -17,7 +17,7 @@ from bytelane.lifetime import terminable
 from bytelane.terminal import relay, show
 
 if TYPE_CHECKING:
-    from bytelane.tryout import Outcome, Place, RunFailed, Trial
+    from bytelane.bench.script import Outcome, Place, RunFailed, Trial
 
 DEFAULT_RATE = "500Mbit"
 AUTO = "auto"
@@ -44,38 +44,40 @@ LabMode = Annotated[
     Any,
     typer.Option(
         parser=str,
-        help="namespace (real links), pacing (no privilege), or auto.",
+        help="How links are made: namespace (real links), pacing (no privilege), or auto.",
         metavar="MODE",
         show_default="auto",
     ),
 ]
 NoLab = Annotated[
-    bool, typer.Option("--here", help="No lab: with torchrun, on the network that is there.")
+    bool, typer.Option("--here", help="Run with torchrun on the existing network, without a lab.")
 ]
 Torchrun = Annotated[
     str | None,
     typer.Option(
-        help="With --here: how several machines find each other, in torchrun's own options. Give "
-        "the same command on each of them.",
+        help="With --here: options of torchrun by which several machines find each other. Give "
+        "the same command on each machine.",
         metavar="OPTIONS",
         show_default="--standalone",
     ),
 ]
-Iterations = Annotated[int, typer.Option(help="End every run after so many steps; half warm up.")]
-Repetitions = Annotated[int, typer.Option(help="Rounds through all ways to run it.")]
+Iterations = Annotated[int, typer.Option(help="Steps per run; the first half is the warm-up.")]
+Repetitions = Annotated[
+    int, typer.Option(help="How often each way to run the script is measured, in turn.")
+]
 Buckets = Annotated[
     str | None,
-    typer.Option(help="Also run DDP with buckets of these sizes, e.g. 1MiB,4MiB.", metavar="SIZES"),
+    typer.Option(help="Further bucket sizes of DDP to run, e.g. 1MiB,4MiB.", metavar="SIZES"),
 ]
 Policy = Annotated[
     str | None,
-    typer.Option(help="What bytelane.prepare is given.", metavar="NAME", show_default=AUTO),
+    typer.Option(help="Policy for bytelane.prepare.", metavar="NAME", show_default=AUTO),
 ]
 Timeout = Annotated[
-    str, typer.Option(help="End a run that makes no step for so long.", metavar="TIME")
+    str, typer.Option(help="Time without a step after which a run is ended.", metavar="TIME")
 ]
 Folder = Annotated[
-    Path | None, typer.Option(help="Also draw it: try.png and try.svg there.", metavar="FOLDER")
+    Path | None, typer.Option(help="Folder for the pictures try.png and try.svg.", metavar="FOLDER")
 ]
 
 
@@ -94,21 +96,22 @@ def try_(
     partition: Partition = None,
     credit: Credit = None,
     fusion: Fusion = None,
+    knob: OtherKnobs = None,
     timeout: Timeout = "300s",
     out: Folder = None,
     as_json: Json = False,
 ) -> None:
     """Run a training script under DDP as it is, then under Bytelane; show both and the bound.
 
-    The script needs no change: what it gets as DistributedDataParallel leaves the gradients to
-    Bytelane. Runs take turns, each in new processes that begin with the same random numbers, and
-    the final weights are compared. What follows after -- is the script's in any case.
+    The script needs no change: its DistributedDataParallel is replaced by a class that leaves the
+    gradients to Bytelane. Runs take turns, each in new processes with the same random seed, and the
+    final weights are compared. Arguments after -- are always the script's.
 
     Example: bytelane try train.py --workers 2 --rate 500Mbit -- --epochs 1
     """
     from bytelane.cli import try_output
 
-    knobs = {"policy": policy, "partition": partition, "credit": credit, "fusion": fusion}
+    knobs = given_knobs(knob, policy=policy, partition=partition, credit=credit, fusion=fusion)
     trial = _make_trial(
         script, context.args, knobs, iterations, repetitions, buckets=buckets, timeout=timeout
     )
@@ -130,7 +133,7 @@ def try_(
 def _make_trial(
     script: Path,
     arguments: Sequence[str],
-    knobs: dict[str, str | None],
+    knobs: dict[str, str],
     iterations: int,
     repetitions: int,
     *,
@@ -142,11 +145,11 @@ def _make_trial(
 
     require_torch("training")
     require_not_prepared(script, require_script(script))
-    from bytelane.tryout import Trial
+    from bytelane.bench.script import Trial
 
-    given = {name: value for name, value in knobs.items() if value not in (None, AUTO)}
+    given = {name: value for name, value in knobs.items() if value != AUTO}
     if "policy" in given:
-        choose_knobs(**given)  # refuses what is wrong now, and not after the first runs
+        choose_knobs(**given)  # refuses a wrong knob now, and not after the first runs
     elif given:
         raise InputError(f"--{next(iter(given))} has no effect without a --policy: {AUTO} chooses")
     return Trial(
@@ -164,9 +167,9 @@ def _make_trial(
 def _open_place(
     workers: int, rate: str | None, mode: Any, *, here: bool, torchrun: str | None
 ) -> "Iterator[Place]":
+    from bytelane.bench.script import Here, InLab
     from bytelane.cli import lab_output
     from bytelane.lab import Lab
-    from bytelane.tryout import Here, InLab
 
     if here:
         if rate is not None or mode is not None:
@@ -182,8 +185,8 @@ def _open_place(
 
 
 def _run(trial: "Trial", place: "Place") -> "Outcome":
-    """Run all, and show how far it is; the script's own failure is shown as its own."""
-    from bytelane.tryout import RunFailed, run_trial
+    """Run all, and show progress; a failure of the script itself is relayed unchanged."""
+    from bytelane.bench.script import RunFailed, run_trial
 
     try:
         with progress_line("starting") as progress:
@@ -199,6 +202,6 @@ def _run(trial: "Trial", place: "Place") -> "Outcome":
 
 
 def _repeat(failure: "RunFailed") -> None:
-    """Print what a rank had printed; if that explains nothing, say at least how it ended."""
+    """Relay the output of the rank that failed; without any, print the exit code."""
     relay(failure.out)
     relay(failure.err or f"exit code {failure.code}\n", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What ``bytelane try`` tells: a table, a verdict, the lines to change; JSON; pictures."""
+"""Print the result of ``bytelane try``: a table, a verdict, lines to change; JSON; pictures."""
 
 import sys
 from collections.abc import Iterator
@@ -11,33 +11,38 @@ from bytelane.cli.output import print_table
 from bytelane.terminal import show
 
 if TYPE_CHECKING:
-    from bytelane.tryout import Cell, Difference, Outcome, Place
+    from bytelane.bench import Cell
+    from bytelane.bench.script import Arm, Difference, Outcome, Place
 
-# DDP's own: it sends gradients in buckets of this size, the first one smaller.
+# DDP's default bucket size; its first bucket is smaller.
 USUAL_BUCKET_BYTES = 25 * 2**20
 
 
 def print_outcome(outcome: "Outcome", place: "Place") -> None:
-    """Print everything that a user wants to know."""
+    """Print times, verdict, comparison of weights and the lines to change."""
     from bytelane.units import format_bytes, format_seconds
 
     trial = outcome.trial
     counted = len(outcome.cells[0].times_s[0])
     show(f"{trial.script}: {format_bytes(outcome.gradient_bytes)} of gradients, {place.title}")
-    show(f"median of {trial.repetitions} x {counted} iterations, after as many to warm up\n")
+    show(
+        f"median of {trial.repetitions} x {counted} iterations, after as many warm-up iterations\n"
+    )
     titles = ("", "iteration", "spread", "of bound")
     print_table(titles, [_row(cell, outcome) for cell in outcome.cells])
-    show(f"bound: {format_seconds(outcome.bound_s)}, the longer of both alone\n")
+    show(
+        f"bound: {format_seconds(outcome.bound_s)}, the longer of compute and communication alone\n"
+    )
     for line in (*_verdict(outcome), *_weights(outcome), *outcome.said, *_adopt(outcome)):
         show(line)
 
 
-def _row(cell: "Cell", outcome: "Outcome") -> tuple[str, ...]:
+def _row(cell: "Cell[Arm]", outcome: "Outcome") -> tuple[str, ...]:
     from bytelane.units import format_seconds
 
     spread = f"{cell.spread:.1%}" + ("" if cell.is_quiet else " !")
     return (
-        cell.arm.name,
+        cell.contender.name,
         format_seconds(cell.iteration_s),
         spread if len(cell.times_s) > 1 else "",
         f"{cell.iteration_s / outcome.bound_s:.2f}x",
@@ -51,9 +56,10 @@ def _verdict(outcome: "Outcome") -> Iterator[str]:
     faster = f"{speedup:.2f}x faster" if speedup >= 1 else f"{1 / speedup:.2f}x SLOWER"
     compared = f"{faster} than" if f"{speedup:.2f}" != "1.00" else "as fast as"
     most = best.iteration_s / outcome.bound_s
-    yield f"Bytelane is {compared} {best.arm.name}; at the bound it would be {most:.2f}x"
+    yield f"Bytelane is {compared} {best.contender.name}; at the bound it would be {most:.2f}x"
     if round(most, 2) < 1:
-        yield f"which cannot be: the machine was disturbed while {best.arm.name} was not running"
+        name = best.contender.name
+        yield f"which cannot be: the machine was disturbed while {name} was not running"
     elif round(speedup, 2) > round(most, 2):
         yield f"Bytelane was measured to be below the bound, which cannot be: {NOISE}"
     if outcome.trial.repetitions > 1 and not outcome.is_clear:
@@ -92,7 +98,7 @@ def _weights(outcome: "Outcome") -> Iterator[str]:
 
 
 def _kernels(outcome: "Outcome") -> Iterator[str]:
-    """Say what was compared where code is compiled: other graphs are other kernels."""
+    """Say which runs were compared where code is compiled: other graphs are other kernels."""
     if not outcome.has_same_kernels:
         yield (
             "the graphs are split at Bytelane's hooks, so kernels differ from DDP's, and may round "
@@ -110,7 +116,7 @@ def _apart(found: "Difference") -> str:
 
 
 def _adopt(outcome: "Outcome") -> Iterator[str]:
-    from bytelane.tryout.advice import advise
+    from bytelane.bench.script.lines_to_change import advise
 
     for wrapped in dict.fromkeys(outcome.wrapped):
         yield from ("", *advise(wrapped))
@@ -129,7 +135,7 @@ def document(outcome: "Outcome", place: "Place") -> dict[str, Any]:
         "bound_ms": outcome.bound_s * 1e3,
         "speedup_over_best_ddp": outcome.speedup,
         "speedup_is_clear": outcome.is_clear,
-        "best_ddp": outcome.best_ddp.arm.name,
+        "best_ddp": outcome.best_ddp.contender.name,
         "weights_largest_difference": outcome.weights and outcome.weights.largest,
         "weights_differ_in": outcome.weights and outcome.weights.name,
         "weights_not_compared": outcome.not_compared,
@@ -143,9 +149,9 @@ def document(outcome: "Outcome", place: "Place") -> dict[str, Any]:
     }
 
 
-def _cell_document(cell: "Cell") -> dict[str, Any]:
+def _cell_document(cell: "Cell[Arm]") -> dict[str, Any]:
     return {
-        "name": cell.arm.name,
+        "name": cell.contender.name,
         "iteration_ms": cell.iteration_s * 1e3,
         "spread_percent": cell.spread * 100,
         "repetitions_ms": [seconds * 1e3 for seconds in cell.repetitions_s],
@@ -154,14 +160,14 @@ def _cell_document(cell: "Cell") -> dict[str, Any]:
 
 def save_pictures(outcome: "Outcome", place: "Place", folder: Path) -> None:
     """Write try.png and try.svg."""
+    from bytelane.bench.script.trial import COMMUNICATION, COMPUTE
     from bytelane.report import draw_race
     from bytelane.report.race import Racer
-    from bytelane.tryout.trial import COMMUNICATION, COMPUTE
 
     racers = [
-        Racer(cell.arm.name, cell.iteration_s, cell.repetitions_s)
+        Racer(cell.contender.name, cell.iteration_s, cell.repetitions_s)
         for cell in outcome.cells
-        if cell.arm not in (COMPUTE, COMMUNICATION)
+        if cell.contender not in (COMPUTE, COMMUNICATION)
     ]
     title = f"{outcome.trial.script}\n{place.title}"
     alone = outcome.seconds(COMPUTE), outcome.seconds(COMMUNICATION)
@@ -170,7 +176,7 @@ def save_pictures(outcome: "Outcome", place: "Place", folder: Path) -> None:
 
 
 def require_right(outcome: "Outcome") -> None:
-    """End with a failure if the weights are wrong."""
+    """Exit with code 1 if the weights are wrong."""
     if outcome.is_wrong:
         show("bytelane: error: the weights are not what they must be", file=sys.stderr)
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""What was typed wrongly, in one sentence: the value, and what is nearest to it."""
+"""Print a usage error in one sentence: the wrong value, and the nearest valid one."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def show_help(error: Any) -> bool:
-    """Answer with its help where a verb that needs more words was given none; else return False."""
+    """Show the help of a verb that was given no arguments but needs some; else return False."""
     if type(error).__name__ != "NoArgsIsHelpError":
         return False
     if error.message.strip():  # or it is on the screen already
@@ -20,7 +20,7 @@ def show_help(error: Any) -> bool:
 
 
 def sentence(error: Any) -> str:
-    """Say what is wrong with what was typed, and where to read what would be right."""
+    """Return what is wrong with the arguments, and which --help tells what is right."""
     context = error.ctx
     command = context.command_path if context else "bytelane"
     if type(error).__name__ == "NoSuchOption":
@@ -34,7 +34,7 @@ def sentence(error: Any) -> str:
 
 
 def _with_value(error: Any) -> str:
-    """Repeat the complaint; one that leaves the value out gets it back."""
+    """Return the message of the error; add the value where the message leaves it out."""
     said: str = error.format_message()
     details = getattr(error.__cause__, "errors", None)
     if details is None or getattr(error, "param", None) is None:

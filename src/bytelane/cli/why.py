@@ -1,4 +1,4 @@
-"""``bytelane why``: what an iteration could not go on without, in five lines."""
+"""``bytelane why``: explain an iteration by its critical path."""
 
 from typing import TYPE_CHECKING
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 def why(
     job: JobOptions, cluster: ClusterOptions, policy: PolicyOptions, as_json: Json = False
 ) -> None:
-    """Explain an iteration: walk back from its end to what each moment had to wait for.
+    """Explain an iteration by its critical path: what each moment had to wait for.
 
     Example: bytelane why vgg16 --workers 4 --bandwidth 25Gbit --policy fifo
     """
     from bytelane import api
     from bytelane.sim.critical_path import critical_path, explain
 
-    found = api.simulate(job.find(), **policy._asdict(), **cluster._asdict())
+    found = api.simulate(job.find(), **policy.keywords(), **cluster._asdict())
     path = critical_path(found)
     if as_json:
         _print_json(found, path)
@@ -68,7 +68,7 @@ def _print_text(found: "Simulation", causes: "list[Cause]") -> None:
     computing, link = _busy_percent(found)
     name = one_line(found.job.name)
     show(
-        f"{name} by {found.policy}: {found.iteration_s * 1e3:.1f} ms an iteration, "
+        f"{name} by {found.policy}: {found.iteration_s * 1e3:.1f} ms per iteration, "
         f"in which computing is busy {computing:.0f} % of the time and the link {link:.0f} %\n"
     )
     print_table(

@@ -1,4 +1,4 @@
-"""``bytelane zoo``: models that are known by name."""
+"""``bytelane zoo``: list built-in models, or write one as a job file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +12,11 @@ from bytelane.terminal import show
 
 def zoo(
     name: Annotated[
-        str | None, typer.Argument(help="Write this model as a job file.", show_default=False)
+        str | None, typer.Argument(help="Model to write as a job file.", show_default=False)
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The job file to write. [default: NAME.toml]", metavar="FILE"),
+        typer.Option(help="Job file to write. [default: NAME.toml]", metavar="FILE"),
     ] = None,
     accelerator: Accelerator = None,
     batch: Batch = None,
@@ -46,7 +46,7 @@ def zoo(
         print_json(summaries)
         return
     print_table(
-        ("model", "parameters", "gradients", "tensors", "layers", "forward, a sample"),
+        ("model", "parameters", "gradients", "tensors", "layers", "forward per sample"),
         [
             (
                 s.name,

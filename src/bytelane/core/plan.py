@@ -1,23 +1,27 @@
-"""A plan: the scheduler's start actions, written down so that every rank can follow them."""
+"""A plan: operations in launch order, recorded from the scheduler, that every rank follows."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from bytelane.core.knobs import CreditWindow
-from bytelane.core.policy import Policy, Stage
+from bytelane.cluster import Collective
+from bytelane.core.knobs import UNLIMITED, CreditWindow
+from bytelane.core.policy import Policy
 from bytelane.core.task import Pieces, SubTask, label
 from bytelane.errors import InputError
 from bytelane.job import Job
-from bytelane.values import as_whole, shown
+from bytelane.values import as_whole, require_whole, shown
 
-FORMAT = 3
+FORMAT = 4
 # A lane costs every host a connection to every other, and threads.
 MOST_LANES = 16
+MOST_CONNECTIONS = 64
+
+TrafficClass = Literal["high", "normal", "low"]
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -25,16 +29,58 @@ class Operation(msgspec.Struct, frozen=True):
 
     parts: tuple[SubTask, ...]
     lane: int = 0
+    """Index into the plan's lanes."""
     alone: bool = False
-    """Nothing is started beside it: it is urgent, and would have to share the link."""
+    """No operation starts while this one is under way: it is urgent, and they would share the link.
+    """
 
     @property
     def bytes(self) -> int:
         return sum(part.bytes for part in self.parts)
 
 
+class Lane(msgspec.Struct, frozen=True):
+    """Connections between all ranks, with a traffic class and a window of their own."""
+
+    connections: int = 1
+    """How many, from each rank to each of its peers."""
+    traffic_class: TrafficClass = "normal"
+    """Switches and hosts with strict priorities send the higher class first."""
+    window: CreditWindow = UNLIMITED
+    """Bytes that may be in flight on this lane; the plan's window counts all lanes together."""
+
+    def __post_init__(self) -> None:
+        require_whole(self.connections, "connections", 1, MOST_CONNECTIONS)
+
+
+class PlannedStage(msgspec.Struct, frozen=True):
+    """A collective that every operation passes, in a fixed launch order."""
+
+    collective: Collective
+    order: tuple[int, ...] | None = None
+    """Operation numbers in launch order; None: as the plan lists them."""
+    after_all: bool = False
+    """Begin when all operations have passed the stage before, not each as soon as it has."""
+
+
+ALL_REDUCE = (PlannedStage("all-reduce"),)
+
+
+class LocalDecisions(msgspec.Struct, frozen=True):
+    """What a rank needs to decide by itself, where ranks need not launch in the same order."""
+
+    policy: Policy
+    job: Job
+
+
+def in_halves(gather_order: Sequence[int]) -> tuple[PlannedStage, ...]:
+    """Return the stages that reduce-scatter all operations, then gather them in this order."""
+    gather = PlannedStage("all-gather", tuple(gather_order), after_all=True)
+    return PlannedStage("reduce-scatter"), gather
+
+
 class Element(NamedTuple):
-    """What a tensor consists of; only equal kinds can be summed in one operation."""
+    """The element type of a tensor; one operation sums elements of one kind only."""
 
     kind: str
     bytes: int
@@ -50,19 +96,24 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     barrier: bool
     version: int = 1
     """Counts the plans of one run, so that two of them are never confused."""
-    gather_order: tuple[int, ...] = ()
-    """In two halves: all are reduce-scattered, and then gathered in this order. Empty: in one."""
+    stages: tuple[PlannedStage, ...] = ALL_REDUCE
+    lanes: tuple[Lane, ...] = (Lane(),)
+    local: LocalDecisions | None = None
+    """If given, every rank decides by this, and the order of the operations has no meaning."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
             raise InputError(f"a plan of format {self.format}; this version reads {FORMAT}")
         _require_cover(self.tensor_bytes, [p for op in self.operations for p in op.parts])
-        if self.gather_order and sorted(self.gather_order) != [*range(len(self.operations))]:
-            raise InputError(
-                f"the plan must gather each of its {len(self.operations)} operations exactly once, "
-                f"not {list(self.gather_order)}"
-            )
+        _require_stages(self.stages, len(self.operations))
+        if not 1 <= len(self.lanes) <= MOST_LANES:
+            raise InputError(f"{len(self.lanes)} lanes are not possible; use 1 to {MOST_LANES}")
+        for operation in self.operations:
+            if operation.lane not in range(len(self.lanes)):
+                raise InputError(
+                    f"the plan sends on lane {operation.lane}, but has {len(self.lanes)}"
+                )
 
     @classmethod
     def record(
@@ -72,11 +123,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         pieces: Pieces,
         messages: Sequence[Sequence[int]],
         version: int = 1,
-        gathered: Sequence[int] = (),
+        later_orders: Sequence[Sequence[int]] = (),
     ) -> "Plan":
         """Write down in which order the scheduler started operations, and which ones together.
 
-        ``gathered``: the order in which it started their second halves, where they have some.
+        ``later_orders``: the order of starts in each stage after the first.
         """
         require_plannable(policy)
         parts = pieces.sub_tasks()
@@ -86,6 +137,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             return Operation(tuple(p for piece in joined for p in parts[piece]), alone=alone)
 
         place = {piece: number for number, joined in enumerate(messages) for piece in joined}
+        first, *later = policy.stages
+        stages = [PlannedStage(first.collective)]
+        for stage, order in zip(later, later_orders, strict=True):
+            launched = tuple(place[piece] for piece in order)
+            stages.append(PlannedStage(stage.collective, launched, stage.after_all))
         return cls(
             policy.name,
             tuple(tensor.bytes for tensor in job.tensors),
@@ -93,68 +149,86 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             policy.window,
             policy.barrier,
             version,
-            tuple(place[piece] for piece in gathered),
+            tuple(stages),
+        )
+
+    @classmethod
+    def deciding_locally(cls, policy: Policy, job: Job, version: int = 1) -> "Plan":
+        """Let every rank decide by the policy: pushes to servers and pulls need no common order."""
+        if policy.preemptive or [s.collective for s in policy.stages] != ["push", "pull"]:
+            raise InputError(f"policy {policy.name} can be simulated, but not yet with servers")
+        stages = tuple(PlannedStage(s.collective, after_all=s.after_all) for s in policy.stages)
+        return cls(
+            policy.name,
+            tuple(tensor.bytes for tensor in job.tensors),
+            tuple(Operation(parts) for parts in policy.cut(job).sub_tasks()),
+            policy.window,
+            policy.barrier,
+            version,
+            stages,
+            local=LocalDecisions(policy, job),
         )
 
     def fit_to(self, elements: Sequence[Element]) -> "Plan":
-        """Cut between elements only, and give every kind of them operations of its own."""
-        operations: list[Operation] = []
-        became = []
-        for operation in self.operations:
-            by_kind: dict[str, list[SubTask]] = {}
+        """Cut at element boundaries only, and give each kind of element operations of its own."""
+
+        def by_kind(operation: Operation) -> list[tuple[SubTask, ...]]:
+            kinds: dict[str, list[SubTask]] = {}
             for part in operation.parts:
                 kind, size = elements[part.tensor]
                 start, stop = part.start - part.start % size, part.stop - part.stop % size
                 if start < stop:
-                    by_kind.setdefault(kind, []).append(SubTask(part.tensor, start, stop))
-            became.append(range(len(operations), len(operations) + len(by_kind)))
-            operations += [replace(operation, parts=tuple(own)) for own in by_kind.values()]
-        gathered = tuple(number for old in self.gather_order for number in became[old])
-        return replace(self, operations=tuple(operations), gather_order=gathered)
+                    kinds.setdefault(kind, []).append(SubTask(part.tensor, start, stop))
+            return [tuple(own) for own in kinds.values()]
+
+        return self._split(by_kind)
 
     def cut(self, most_bytes: int) -> "Plan":
-        """Cut what is larger than this into several operations, one after the other."""
-        operations = []
-        for operation in self.operations:
+        """Cut operations larger than this into several, one after the other."""
+
+        def small(operation: Operation) -> list[tuple[SubTask, ...]]:
             if operation.bytes <= most_bytes:
-                operations.append(operation)
-                continue
-            for part in operation.parts:
-                for start in range(part.start, part.stop, most_bytes):
-                    piece = SubTask(part.tensor, start, min(start + most_bytes, part.stop))
-                    operations.append(replace(operation, parts=(piece,)))
-        return replace(self, operations=tuple(operations))
+                return [operation.parts]
+            return [
+                (SubTask(part.tensor, start, min(start + most_bytes, part.stop)),)
+                for part in operation.parts
+                for start in range(part.start, part.stop, most_bytes)
+            ]
+
+        return self._split(small)
+
+    def _split(self, parts_of: Callable[[Operation], list[tuple[SubTask, ...]]]) -> "Plan":
+        """Replace each operation by one per item of ``parts_of(operation)``, in every stage."""
+        operations: list[Operation] = []
+        became = []
+        for operation in self.operations:
+            instead = [replace(operation, parts=parts) for parts in parts_of(operation)]
+            became.append(range(len(operations), len(operations) + len(instead)))
+            operations += instead
+        stages = (
+            stage
+            if stage.order is None
+            else replace(stage, order=tuple(new for old in stage.order for new in became[old]))
+            for stage in self.stages
+        )
+        return replace(self, operations=tuple(operations), stages=tuple(stages))
 
     def on_lanes(self, count: int) -> "Plan":
-        """Send the operations by turns on so many lanes, each of which has connections its own."""
+        """Send the operations round-robin on ``count`` equal lanes, or one lane per operation."""
         require_lanes(count)
-        operations = (replace(o, lane=k % count) for k, o in enumerate(self.operations))
-        return replace(self, operations=tuple(operations))
-
-    @property
-    def lanes(self) -> int:
-        """How many lanes it needs."""
-        return max((operation.lane for operation in self.operations), default=0) + 1
+        operations = tuple(replace(o, lane=k % count) for k, o in enumerate(self.operations))
+        lanes = (Lane(),) * max(1, min(count, len(operations)))
+        return replace(self, operations=operations, lanes=lanes)
 
     @property
     def pieces(self) -> Pieces:
         return Pieces.of([operation.parts for operation in self.operations])
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """What every operation goes through, without priorities: the plan has an order."""
-        if not self.gather_order:
-            return (Stage("all-reduce", (), self.window),)
-        return (
-            Stage("reduce-scatter", (), self.window, share=0.5),
-            Stage("all-gather", (), self.window, share=0.5, after_all=True),
-        )
-
     def describe(self, number: int, names: Sequence[str]) -> str:
-        """Name what the scheduler starts under this number, for people."""
+        """Return a readable name of the operation that the scheduler starts under this number."""
         stage, operation = divmod(number, len(self.operations))
         text = label(self.operations[operation].parts, names, self.tensor_bytes)
-        return f"{self.stages[stage].name} {text}" if self.gather_order else text
+        return text if len(self.stages) == 1 else f"{self.stages[stage].collective} {text}"
 
     def encode(self) -> bytes:
         """Return the bytes that travel between ranks."""
@@ -180,13 +254,14 @@ def require_lanes(count: int) -> None:
 
 
 def require_plannable(policy: Policy) -> None:
-    """Refuse what only a simulator can do: stages other than ours, and ideal links."""
-    in_one = len(policy.stages) == 1
+    """Refuse policies that only the simulator can run, for their stages or an ideal link."""
+    collectives = tuple(stage.collective for stage in policy.stages)
+    in_one = collectives == ("all-reduce",)
     in_halves = (
-        [stage.share for stage in policy.stages] == [0.5, 0.5]
+        collectives == ("reduce-scatter", "all-gather")
         and policy.stages[1].after_all
         and policy.stages[1].window == policy.window
-        and policy.fusion_bytes is None  # what travels together must do so both times
+        and policy.fusion_bytes is None  # tensors sent together must be so in both stages
     )
     if policy.after_backward or policy.preemptive or not (in_one or in_halves):
         raise InputError(f"policy {policy.name} can be simulated, but not yet carried out for real")
@@ -214,11 +289,24 @@ def bucket_plan(
     return Plan("buckets", tuple(tensor_bytes), operations, CreditWindow(), True, version)
 
 
+def _require_stages(stages: Sequence[PlannedStage], operations: int) -> None:
+    if not stages or stages[0].order is not None or stages[0].after_all:
+        raise InputError("a plan begins with a stage that launches operations as they are listed")
+    for stage in stages[1:]:
+        if stage.order is not None and sorted(stage.order) != [*range(operations)]:
+            raise InputError(
+                f"{stage.collective} must launch each of the plan's {operations} operations "
+                f"exactly once, not {list(stage.order)}"
+            )
+
+
 def _require_cover(tensor_bytes: Sequence[int], parts: Sequence[SubTask]) -> None:
     reached = [0] * len(tensor_bytes)
     for part in sorted(parts):
         if part.tensor not in range(len(tensor_bytes)):
-            raise InputError(f"the plan sends tensor {part.tensor}, which is not there")
+            raise InputError(
+                f"the plan sends tensor {part.tensor}, but there are {len(tensor_bytes)}"
+            )
         if part.start != reached[part.tensor]:
             raise InputError(
                 f"the plan must send every byte of tensor {part.tensor} exactly once, "

@@ -1,16 +1,18 @@
-"""The policies of the literature, each in a few lines.
+"""Built-in policies: FIFO, Horovod fusion, MG-WFBP, P3, ByteScheduler, TicTac, DeAR, FSDP, optimal.
 
-"Whole" policies send in ready order and keep the barrier that frameworks put between iterations.
-The others know which layer needs a tensor first, and let it go on when it has it.
+``sequential``, ``fifo``, ``fusion`` and ``mg-wfbp`` send in ready order and keep the barrier that
+frameworks put between iterations. Under the others a layer starts when its own tensors are there.
 """
 
 from collections.abc import Sequence
 
 from bytelane.cluster import Cluster
+from bytelane.core.cutting import Groups, Parts, Units
 from bytelane.core.knobs import ONE_AT_A_TIME, UNLIMITED, CreditWindow, Knobs
 from bytelane.core.policy import Policy, Stage, register
-from bytelane.core.tictac import tac_order, tic_order
+from bytelane.core.tictac import random_order, tac_order, tic_order
 from bytelane.job import Job
+from bytelane.knob import CREDIT, FIRST, FUSION, PARTITION, PERMUTATION
 
 MEBIBYTE = 2**20
 
@@ -28,9 +30,9 @@ def fifo(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
     return Policy("fifo", _stages(cluster, _equal(job), UNLIMITED), barrier=True)
 
 
-@register("fusion", fusion_bytes=64 * MEBIBYTE)
+@register("fusion", knobs=[FUSION.with_default(64 * MEBIBYTE)])
 def fusion(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
-    """Send all that is ready together, one message at a time (Horovod)."""
+    """Send all ready tensors together, one message at a time (Horovod)."""
     stages = _stages(cluster, _equal(job), ONE_AT_A_TIME)
     return Policy("fusion", stages, barrier=True, fusion_bytes=knobs.fusion_bytes)
 
@@ -40,48 +42,52 @@ def mg_wfbp(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
     """Merge neighbours where waiting costs less than another start-up (Shi et al., 2019)."""
     groups = _merged_where_it_pays(job, cluster)
     stages = _stages(cluster, _equal(job), UNLIMITED)
-    return Policy("mg-wfbp", stages, barrier=True, groups=groups)
+    return Policy("mg-wfbp", stages, barrier=True, cutting=Groups(groups))
 
 
-@register("p3", partition_bytes=160_000, parts_in_flight=1)
+@register("p3", knobs=[PARTITION.with_default(160_000), CREDIT.with_default(1)])
 def p3(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
     """Send small slices in the order of need, one at a time (Jayarajan et al., 2019)."""
     return _by_need("p3", job, cluster, knobs)
 
 
-@register("bytescheduler", partition_bytes=4 * MEBIBYTE, parts_in_flight=2)
+@register("bytescheduler", knobs=[PARTITION.with_default(4 * MEBIBYTE), CREDIT.with_default(2)])
 def bytescheduler(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
     """Send parts in the order of need, a window of them in flight (Peng et al., 2019)."""
     return _by_need("bytescheduler", job, cluster, knobs)
 
 
-@register("units", partition_bytes=MEBIBYTE // 2, parts_in_flight=2)
+@register("units", knobs=[PARTITION.with_default(MEBIBYTE // 2), CREDIT.with_default(2), FIRST])
 def units(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
     """Send equal units in the order of need: bytescheduler, with small tensors joined."""
-    return Policy(
-        "units",
-        _stages(cluster, _need(job), CreditWindow(knobs.credit_bytes)),
-        barrier=False,
-        unit_bytes=knobs.partition_bytes,
-        first_unit_bytes=knobs.first_bytes,
-        first_unit_alone=knobs.first_bytes is not None,
-    )
+    assert knobs.partition_bytes is not None
+    first = knobs.first_bytes
+    cutting = Units(knobs.partition_bytes, first, first_alone=first is not None)
+    stages = _stages(cluster, _need(job), CreditWindow(knobs.credit_bytes))
+    return Policy("units", stages, barrier=False, cutting=cutting)
 
 
 @register("tic", sync=("ps",))
 def tic(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
-    """Pull after all pushes, by how few others each pull's first use waits for (TicTac)."""
+    """Pull after all pushes; first what the layer waiting for the fewest pulls needs (TicTac)."""
     return _ordered_pulls("tic", job, cluster, tic_order(job))
 
 
 @register("tac", sync=("ps",))
 def tac(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
-    """Pull after all pushes, by what each pull unlocks and costs (TicTac)."""
+    """Pull after all pushes, by the computing that a pull unlocks and its own time (TicTac)."""
     seconds = [cluster.transfer_s(tensor.bytes) for tensor in job.tensors]
     return _ordered_pulls("tac", job, cluster, tac_order(job, seconds))
 
 
-@register("dear", sync=("allreduce",), fusion_bytes=25 * MEBIBYTE)
+@register("random", sync=("ps",), knobs=[PERMUTATION])
+def random(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
+    """Pull after all pushes, in a random order that stays the same: TicTac's baseline."""
+    order = random_order(job, int(knobs.values.get(PERMUTATION.key, 0)))
+    return _ordered_pulls("random", job, cluster, order)
+
+
+@register("dear", sync=("allreduce",), knobs=[FUSION.with_default(25 * MEBIBYTE)])
 def dear(job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
     """Reduce-scatter in ready order, then all-gather in the order of need (Zhang et al., 2023)."""
     assert knobs.fusion_bytes is not None
@@ -110,7 +116,7 @@ def _stages(
     if cluster.sync == "allreduce":
         return (Stage("all-reduce", urgency, window),)
     push = Stage("push", urgency, window)
-    return push, Stage("pull", urgency, window, link=1, after_all=pull_after_all)
+    return push, Stage("pull", urgency, window, after_all=pull_after_all)
 
 
 def _equal(job: Job) -> tuple[int, ...]:
@@ -123,19 +129,19 @@ def _need(job: Job) -> tuple[int, ...]:
 
 def _by_need(name: str, job: Job, cluster: Cluster, knobs: Knobs) -> Policy:
     stages = _stages(cluster, _need(job), CreditWindow(knobs.credit_bytes))
-    return Policy(name, stages, barrier=False, part_bytes=knobs.partition_bytes)
+    return Policy(name, stages, barrier=False, cutting=Parts(knobs.partition_bytes))
 
 
 def _ordered_pulls(name: str, job: Job, cluster: Cluster, rank: Sequence[int]) -> Policy:
     push = Stage("push", _equal(job))
-    pull = Stage("pull", tuple(rank), link=1, after_all=True)
+    pull = Stage("pull", tuple(rank), after_all=True)
     return Policy(name, (push, pull), barrier=False)
 
 
 def _scatter_then_gather(name: str, job: Job, groups: tuple[int, ...]) -> Policy:
-    scatter = Stage("reduce-scatter", _equal(job), share=0.5)
-    gather = Stage("all-gather", _need(job), share=0.5, after_all=True)
-    return Policy(name, (scatter, gather), barrier=False, groups=groups)
+    scatter = Stage("reduce-scatter", _equal(job))
+    gather = Stage("all-gather", _need(job), after_all=True)
+    return Policy(name, (scatter, gather), barrier=False, cutting=Groups(groups))
 
 
 def _ready_order(job: Job) -> list[int]:
@@ -161,7 +167,7 @@ def _merged_where_it_pays(job: Job, cluster: Cluster) -> tuple[int, ...]:
 
     Merge if the next gradient is ready before this group would have arrived, and either the group
     could not have started before that anyway or the wait is shorter than a start-up. As in the
-    paper one message follows the other, whatever may be under way beside it.
+    paper, messages are taken to follow each other, although some may overlap.
     """
     start_up = _start_up_s(job, cluster)
     ready_s = _ready_times(job)
@@ -181,10 +187,10 @@ def _merged_where_it_pays(job: Job, cluster: Cluster) -> tuple[int, ...]:
 
 
 def _start_up_s(job: Job, cluster: Cluster) -> float:
-    """Return what the smallest message takes beside its bytes: a floor that holds it up counts."""
+    """Return the start-up time of the smallest message, with the wait that a floor adds to it."""
     link = cluster.link
     smallest = min((tensor.bytes for tensor in job.tensors), default=0)
-    held_up_s = link.floor_s - cluster.wire_factor * smallest / link.rate
+    held_up_s = link.floor_s - cluster.wire_factor * smallest / link.slower
     return max(link.overhead_s, held_up_s) + link.latency_s
 
 

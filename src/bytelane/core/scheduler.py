@@ -1,8 +1,8 @@
 """The scheduler: events in (ready, finished), actions out (start).
 
 It has no clock: ``now`` is an argument, kept only so that the log of events is a bug report that
-can be replayed. What may start and when is decided in :mod:`bytelane.core.kernel`; here stands the
-guard that refuses impossible events before they reach it.
+can be replayed. :mod:`bytelane.core.kernel` decides what may start and when; the scheduler refuses
+impossible events before they reach it.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from bytelane.job import Job
 
 
 class Event(NamedTuple):
-    """What the scheduler was told."""
+    """A tensor is ready, or an operation has finished."""
 
     now: float
     kind: Literal["ready", "finish"]
@@ -26,7 +26,7 @@ class Event(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What the scheduler wants done: launch this operation now."""
+    """The instruction to launch an operation now."""
 
     operation: int
     now: float
@@ -39,23 +39,23 @@ class Scheduler:
 
     def __init__(self, state: State) -> None:
         self._arrays = state
-        # The same memory, whose elements are plain numbers: several times faster, one by one.
+        # Views of the same memory that yield plain numbers: several times faster per element.
         self._state = State(*map(memoryview, state))  # type: ignore[arg-type]
-        self._lanes = range(state.counters.shape[0])
+        self._queues = range(state.counters.shape[0])
         self._ready = [False] * state.operations_missing.size
         self.events: list[Event] = []
         self.reset()
 
     @classmethod
     def of_policy(cls, policy: Policy, job: Job) -> "Scheduler":
-        """Decide freely, as the policy says."""
+        """Decide as the policy says, without a fixed order."""
         return cls(policy_state(policy, job))
 
     @classmethod
     def of_plan(cls, plan: Plan, *, in_order: bool = True) -> "Scheduler":
         """Follow a plan: the same operations in the same order, when they are ready.
 
-        Not ``in_order``, the first of those that are ready goes, whatever is missing before it.
+        If not ``in_order``, an operation need not wait for earlier ones that are not ready.
         """
         return cls(plan_state(plan, in_order=in_order))
 
@@ -66,11 +66,11 @@ class Scheduler:
         self.events.clear()
 
     def notify_ready(self, tensor: int, now: float) -> list[Start]:
-        """A gradient is complete; return what has to be launched."""
+        """Record that a gradient is complete; return the operations to launch."""
         return self.notify_all_ready((tensor,), now)
 
     def notify_all_ready(self, tensors: Iterable[int], now: float) -> list[Start]:
-        """These gradients are complete; decide when all of them are known to be."""
+        """Record that these gradients are complete; decide once, after the last of them."""
         for tensor in tensors:
             if not 0 <= tensor < len(self._ready):
                 raise IllegalEvent(f"there is no tensor {tensor}; there are {len(self._ready)}")
@@ -82,10 +82,10 @@ class Scheduler:
         return self._starts(now)
 
     def notify_finish(self, operation: int, now: float) -> list[Start]:
-        """A transfer is over; return what has to be launched."""
+        """Record that a transfer is over; return the operations to launch."""
         if not 0 <= operation < self._arrays.size.size:
             raise IllegalEvent(f"there is no operation {operation}")
-        if self._state.stage[operation] != kernel.STARTED:
+        if self._state.status[operation] != kernel.STARTED:
             raise IllegalEvent(f"operation {operation} finished, but it is not in flight")
         self.events.append(Event(now, "finish", operation))
         kernel.notify_finish(self._state, operation)
@@ -107,15 +107,15 @@ class Scheduler:
 
     @property
     def in_flight_bytes(self) -> int:
-        return int(self._arrays.size[self._arrays.stage == kernel.STARTED].sum())
+        return int(self._arrays.size[self._arrays.status == kernel.STARTED].sum())
 
     def _starts(self, now: float) -> list[Start]:
         starts = []
-        for lane in self._lanes:
-            while (operation := kernel.start(self._state, lane)) != kernel.NOTHING:
+        for queue in self._queues:
+            while (operation := kernel.start(self._state, queue)) != kernel.NOTHING:
                 starts.append(Start(int(operation), now))
-                room = self._state.counters[lane, kernel.FUSION] - self._state.size[operation]
-                while (operation := kernel.join(self._state, lane, room)) != kernel.NOTHING:
+                room = self._state.counters[queue, kernel.FUSION] - self._state.size[operation]
+                while (operation := kernel.join(self._state, queue, room)) != kernel.NOTHING:
                     starts.append(Start(int(operation), now, joined=True))
                     room -= self._state.size[operation]
         return starts

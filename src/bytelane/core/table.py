@@ -1,7 +1,7 @@
-"""Lay out the kernel's arrays: who waits for whom, and who brings which tensor home.
+"""Lay out the kernel's arrays: queues, dependencies, and which operation delivers which tensor.
 
 Operations are numbered stage by stage, within a stage worker by worker (if every worker has its
-own, as with a parameter server), within a worker piece by piece. Each such row is a lane.
+own, as with a parameter server), within a worker piece by piece. Each such row is a queue.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from bytelane.core.kernel import ALL_OF_IT, CREDIT, FUSION, IN_ORDER, NOTHING, Ints, State
-from bytelane.core.knobs import CreditWindow
+from bytelane.core.kernel import ALL_OF_IT, CREDIT, FUSION, IN_ORDER, LANES, NOTHING, Ints, State
+from bytelane.core.knobs import UNLIMITED, CreditWindow
 from bytelane.core.plan import Plan
 from bytelane.core.policy import Policy
 from bytelane.core.task import Pieces
@@ -21,7 +20,7 @@ from bytelane.job import Job
 
 
 class _Rule(NamedTuple):
-    """How one stage decides."""
+    """A stage's urgencies, and whether it waits for all of the stage before."""
 
     urgency: Ints
     """Piece -> how urgent it is; 0 goes first."""
@@ -36,11 +35,13 @@ class _Relation(NamedTuple):
     values: Ints
 
 
+_NO_LANES = np.zeros(0, dtype=np.int64)
+_NO_LANE_COUNTERS = np.zeros((0, LANES + 1), dtype=np.int64)
 _NOBODY_WAITS = _Relation(*(np.zeros(size, dtype=np.int64) for size in (0, 1, 0)))
 
 
-def policy_state(policy: Policy, job: Job, *, workers: int = 1, own_lanes: bool = False) -> State:
-    """Lay out a policy for some workers, which share collectives or have lanes of their own."""
+def policy_state(policy: Policy, job: Job, *, workers: int = 1, own_queues: bool = False) -> State:
+    """Lay out a policy for some workers, which share collectives or have queues of their own."""
     pieces = policy.cut(job)
     carried = _carried(pieces)
     state = _lay_out(
@@ -49,8 +50,8 @@ def policy_state(policy: Policy, job: Job, *, workers: int = 1, own_lanes: bool 
         [_Rule(_most_urgent(s.priority, carried), s.after_all) for s in policy.stages],
         tensors=len(job.tensors),
         workers=workers,
-        copies=workers if own_lanes else 1,
-        alone=np.arange(pieces.operation_count) < int(policy.first_unit_alone),
+        copies=workers if own_queues else 1,
+        alone=[0] if policy.first_unit_alone and pieces.operation_count else [],
     )
     state.counters[:, FUSION] = policy.fusion_bytes or 0
     set_windows(state, [stage.window for stage in policy.stages])
@@ -58,23 +59,35 @@ def policy_state(policy: Policy, job: Job, *, workers: int = 1, own_lanes: bool 
 
 
 def plan_state(plan: Plan, *, workers: int = 1, in_order: bool = True) -> State:
-    """Lay out a plan: a lane for each of its stages, in which operations start in its order.
+    """Lay out a plan: a queue for each of its stages, in which operations start in its order.
 
-    Not ``in_order``, that is only what is preferred among those that are ready.
+    If not ``in_order``, that order only decides between operations that are ready.
     """
     pieces, tensors = plan.pieces, len(plan.tensor_bytes)
-    orders = range(len(plan.operations)), plan.gather_order
+    as_listed = range(len(plan.operations))
+    orders = [as_listed if stage.order is None else stage.order for stage in plan.stages]
     places = map(np.argsort, orders)
-    rules = [_Rule(p, s.after_all) for p, s in zip(places, plan.stages, strict=False)]
-    alone = [operation.alone for operation in plan.operations]
+    rules = [_Rule(p, s.after_all) for p, s in zip(places, plan.stages, strict=True)]
+    alone = [number for number, operation in enumerate(plan.operations) if operation.alone]
     state = _lay_out(pieces, _carried(pieces), rules, tensors=tensors, workers=workers, alone=alone)
     state.counters[:, IN_ORDER] = in_order
-    set_windows(state, [stage.window for stage in plan.stages])
-    return state
+    set_windows(state, [plan.window] * len(plan.stages))
+    if all(lane.window == UNLIMITED for lane in plan.lanes):
+        return state
+    return _with_lanes(state, plan)
+
+
+def _with_lanes(state: State, plan: Plan) -> State:
+    """Let every lane have the window that the plan gives it, beside the queues' own."""
+    state.counters[:, LANES] = 1
+    lane = np.array([operation.lane for operation in plan.operations], dtype=np.int64)
+    lane_counters = np.zeros((len(plan.lanes), LANES + 1), dtype=np.int64)
+    lane_counters[:, CREDIT] = [lane.window.limit for lane in plan.lanes]
+    return state._replace(lane=_in_every(len(plan.stages), lane), lane_counters=lane_counters)
 
 
 def set_windows(state: State, windows: Sequence[CreditWindow]) -> None:
-    """Give every lane the window of its stage; all else stays, so this costs next to nothing."""
+    """Give every queue the window of its stage; all else stays, so this costs next to nothing."""
     copies = state.counters.shape[0] // len(windows)
     state.counters[:, CREDIT] = [window.limit for window in windows for _ in range(copies)]
 
@@ -87,27 +100,27 @@ def _lay_out(
     tensors: int,
     workers: int,
     copies: int = 1,
-    alone: npt.ArrayLike = False,
+    alone: Sequence[int] = (),
 ) -> State:
-    count = pieces.operation_count
-    lanes, behind_gates = len(rules) * copies, (len(rules) - 1) * copies * count
-    # The first stage waits for gradients, the last one brings tensors home, of every worker.
+    count, size = pieces.operation_count, pieces.operation_bytes
+    queues, behind_latches = len(rules) * copies, (len(rules) - 1) * copies * count
+    # The first stage waits for gradients, the last one delivers tensors, of every worker.
     first = _for_workers(carried, workers, copies, count, tensors)
     needed = _relation(first.tensor, first.operation, workers * tensors)
     waits_for = np.bincount(first.operation)
     served_from = _begins(waits_for)
-    if behind_gates:
-        waits_for = np.concatenate([waits_for, np.ones(behind_gates, dtype=np.int64)])
-        served_from = np.concatenate([np.zeros(behind_gates, dtype=np.int64), served_from])
-    gate, released = _gates(rules, copies, count)
+    if behind_latches:
+        waits_for = np.concatenate([waits_for, np.ones(behind_latches, dtype=np.int64)])
+        served_from = np.concatenate([np.zeros(behind_latches, dtype=np.int64), served_from])
+    latch, released = _latches(rules, copies, count)
     urgency, line_from, urgency_from = _lines(rules, copies, count)
-    stage, queue = np.zeros((2, lanes * count), dtype=np.int64)
+    status, lines = np.zeros((2, queues * count), dtype=np.int64)
     line_head, line_length, heap = np.zeros((3, line_from.size), dtype=np.int64)
     return State(
-        size=_in_every(lanes, pieces.operation_bytes),
-        claim=_in_every(lanes, np.where(alone, ALL_OF_IT, pieces.operation_bytes)),
-        lane=np.arange(lanes).repeat(count),
-        lane_from=np.array([lane * count for lane in range(lanes + 1)]),
+        size=_in_every(queues, size),
+        claim=_in_every(queues, _claims(size, alone)),
+        queue=np.arange(queues).repeat(count),
+        queue_from=np.array([queue * count for queue in range(queues + 1)]),
         urgency=urgency,
         line_from=line_from,
         urgency_from=urgency_from,
@@ -115,23 +128,34 @@ def _lay_out(
         needed=needed.values,
         served_from=served_from,
         served=first.tensor,
-        gate=gate,
+        latch=latch,
         released_from=released.begins,
         released=released.values,
         waits_for=waits_for,
-        servers=needed.counts,  # who takes from a tensor also brings it home
+        carriers=needed.counts,  # an operation delivers the tensors that it waited for
         openers=released.counts,
+        lane=_NO_LANES,
         # As a reset leaves it.
-        stage=stage,
+        status=status,
         missing=waits_for.copy(),
         operations_missing=needed.counts.copy(),
         openers_missing=released.counts.copy(),
-        queue=queue,
+        lines=lines,
         line_head=line_head,
         line_length=line_length,
         heap=heap,
-        counters=np.zeros((lanes, FUSION + 1), dtype=np.int64),
+        lane_counters=_NO_LANE_COUNTERS,
+        counters=np.zeros((queues, LANES + 1), dtype=np.int64),
     )
+
+
+def _claims(size: Ints, alone: Sequence[int]) -> Ints:
+    """Return how much of its queue's window each operation takes; ``alone`` ones take all of it."""
+    if not alone:
+        return size
+    claim = size.copy()
+    claim[np.array(alone)] = ALL_OF_IT
+    return claim
 
 
 class _Pairs(NamedTuple):
@@ -159,7 +183,7 @@ def _most_urgent(priority: tuple[int, ...], carried: _Pairs) -> Ints:
     return least
 
 
-@lru_cache(maxsize=16)  # who turns knobs asks for the same order again and again
+@lru_cache(maxsize=16)  # a tuner asks for the same order again and again
 def _numbered(priority: tuple[int, ...]) -> Ints:
     """Number the priorities from 0."""
     given = np.array(priority, dtype=np.int64)
@@ -186,28 +210,28 @@ def _for_workers(carried: _Pairs, workers: int, copies: int, count: int, tensors
     )
 
 
-def _gates(rules: list[_Rule], copies: int, count: int) -> tuple[Ints, _Relation]:
-    """Put gates between the stages: one a piece, or one for all.
+def _latches(rules: list[_Rule], copies: int, count: int) -> tuple[Ints, _Relation]:
+    """Put latches between the stages: one per piece, or one for all.
 
-    Returns each operation's gate, and who is behind each gate: as many as lead to it.
+    Returns each operation's latch, and the operations that each latch releases.
     """
     if len(rules) == 1:
         return np.full(copies * count, NOTHING), _NOBODY_WAITS
     piece = _in_every(copies, np.arange(count))
-    gate, behind = [], []
-    gates = 0
+    latch, behind = [], []
+    latches = 0
     for stage, rule in enumerate(rules[1:], start=1):
-        gate.append(gates + (np.zeros_like(piece) if rule.after_all else piece))
+        latch.append(latches + (np.zeros_like(piece) if rule.after_all else piece))
         behind.append(np.arange(stage * piece.size, (stage + 1) * piece.size))
-        gates += min(1, count) if rule.after_all else count
-    leads_to = np.concatenate([*gate, np.full(piece.size, NOTHING)])
-    return leads_to, _relation(np.concatenate(gate), np.concatenate(behind), gates)
+        latches += min(1, count) if rule.after_all else count
+    leads_to = np.concatenate([*latch, np.full(piece.size, NOTHING)])
+    return leads_to, _relation(np.concatenate(latch), np.concatenate(behind), latches)
 
 
 def _lines(rules: list[_Rule], copies: int, count: int) -> tuple[Ints, Ints, Ints]:
-    """Number the urgencies lane by lane, and make room for everyone who may stand in line.
+    """Number the urgencies queue by queue, and make room for all operations in their lines.
 
-    Returns each operation's urgency, where each line begins, and where each lane's urgencies do.
+    Returns each operation's urgency, where each line begins, and where each queue's urgencies do.
     """
     urgencies = [rule.urgency for rule in rules for _ in range(copies)]
     lengths = [np.bincount(urgency) for urgency in urgencies]
@@ -218,8 +242,8 @@ def _lines(rules: list[_Rule], copies: int, count: int) -> tuple[Ints, Ints, Int
     return urgency, _begins(np.concatenate(lengths)), urgency_from
 
 
-def _in_every(lanes: int, column: Ints) -> Ints:
-    return column if lanes == 1 else np.tile(column, lanes)
+def _in_every(queues: int, column: Ints) -> Ints:
+    return column if queues == 1 else np.tile(column, queues)
 
 
 def _begins(lengths: Ints) -> Ints:

@@ -1,14 +1,17 @@
-"""TicTac: in which order to receive tensors, from the graph of what needs what (Hashemi et al.).
+"""TicTac: the order in which to receive tensors, from the graph of layers (Hashemi et al.).
 
 Timing-independent (TIC) ranks a receive by how many receives the least demanding operation that
-needs it waits for. Timing-aware (TAC) picks receives one by one: what does having this one unlock,
-and what does it cost?
+needs it waits for. Timing-aware (TAC) picks receives one by one, by the computing that each unlocks
+and the time it takes.
 
 The papers' comparison is often quoted the wrong way round. Receiving A before B costs
 ``M_A + max(P_A, M_B) + P_B``, so A goes first exactly when ``min(P_B, M_A) < min(P_A, M_B)``. That
-is not transitive under ties: pick one a round, do not sort.
+is not transitive under ties: pick one per round, do not sort.
+
+Its baseline is the order in which an unmodified framework happens to receive: any permutation.
 """
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,8 +23,18 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 
+def random_order(job: Job, seed: int) -> list[int]:
+    """Return a random priority for each tensor, the same ones for the same seed on all ranks."""
+
+    def drawn(tensor: int) -> bytes:
+        return hashlib.sha256(f"{seed}/{tensor}".encode()).digest()
+
+    order = sorted(range(len(job.tensors)), key=drawn)
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
 def tic_order(job: Job) -> list[int]:
-    """Return each tensor's rank; tensors that block equally many others tie."""
+    """Return each tensor's priority, the smallest first; ties are possible."""
     if _is_chain(job):
         return [tensor.needed_by for tensor in job.tensors]
     needs = _needs(job)

@@ -1,1 +1,1 @@
-"""Other frameworks that train: each file stands alone and is imported by whoever uses it."""
+"""Integrations with Accelerate, Lightning and Transformers; import only the one in use."""

@@ -1,4 +1,4 @@
-"""Accelerate: ``accelerator = BytelaneAccelerator()`` instead of ``Accelerator()``."""
+"""Integrate with Accelerate: ``BytelaneAccelerator()`` instead of ``Accelerator()``."""
 
 import weakref
 from contextlib import AbstractContextManager
@@ -21,7 +21,7 @@ NO_HOOK = DDPCommunicationHookType.NO
 
 
 class BytelaneAccelerator(Accelerator):  # type: ignore[misc]
-    """Do as Accelerator does, but wrap no model: Bytelane sends the gradients.
+    """An Accelerator that wraps no model in DDP: Bytelane synchronises the gradients.
 
     ``knobs`` go to :func:`bytelane.prepare`: a policy, its partition. Options are Accelerator's.
     A model is prepared as soon as ``prepare`` has been given both it and its optimizer.
@@ -37,7 +37,11 @@ class BytelaneAccelerator(Accelerator):  # type: ignore[misc]
         )
         """Models, and the identities of the optimizers that were prepared with them."""
         self._waiting: list[torch.nn.Module] = []
-        """Models whose optimizers have not come yet."""
+        """Models whose optimizers have not been prepared yet."""
+        # Weak: Accelerator holds them until free_memory(). A dictionary keeps their order.
+        self._steppers: weakref.WeakKeyDictionary[AcceleratedOptimizer, None] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def prepare(self, *objects: Any, device_placement: list[bool] | None = None) -> Any:
         found = super().prepare(*objects, device_placement=device_placement)
@@ -50,7 +54,7 @@ class BytelaneAccelerator(Accelerator):  # type: ignore[misc]
         device_placement: bool | None = None,
         evaluation_mode: bool = False,
     ) -> torch.nn.Module:
-        """Do all that is done for a model but wrap it."""
+        """Prepare a model as Accelerator does, but do not wrap it."""
         found: torch.nn.Module = super().prepare_model(
             model, device_placement, evaluation_mode=True
         )
@@ -59,23 +63,31 @@ class BytelaneAccelerator(Accelerator):  # type: ignore[misc]
             self._waiting.append(found)
         return found
 
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> AcceleratedOptimizer:
+        """Prepare an optimizer as Accelerator does, and remember it."""
+        found = super().prepare_optimizer(optimizer, device_placement)
+        self._steppers[found] = None
+        return found
+
     def backward(self, loss: torch.Tensor, **keywords: Any) -> None:
         if self._waiting:
             raise NotSupported("a model is trained without its optimizer; give prepare() both")
         super().backward(loss, **keywords)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Let gradients only add up here; accumulate() calls this."""
+        """Accumulate gradients on this rank only; accumulate() calls this."""
         return bytelane.no_sync(self.unwrap_model(model))
 
     def _match(self) -> None:
-        """Prepare the models whose optimizers have come."""
+        """Call bytelane.prepare for the models whose optimizers are known."""
         for model in list(self._waiting):
             own = {id(parameter) for parameter in model.parameters()}
             optimizers = [
                 one.optimizer
-                for one in self._optimizers
-                if isinstance(one, AcceleratedOptimizer) and not own.isdisjoint(_identities(one))
+                for one in list(self._steppers)
+                if not own.isdisjoint(_identities(one))
             ]
             if not optimizers:
                 continue
@@ -87,7 +99,7 @@ class BytelaneAccelerator(Accelerator):  # type: ignore[misc]
 
 
 def _refuse_other_results(handler: DistributedDataParallelKwargs) -> None:
-    """Refuse what would change weights or buffers; what else DDP is told, such as buckets, is not.
+    """Refuse DDP options that would change weights or buffers; ignore others, such as bucket sizes.
 
     Transformers' Trainer always passes some.
     """

@@ -1,4 +1,4 @@
-"""Lightning: ``Trainer(strategy=BytelaneStrategy(), devices=2, accelerator="cpu")``."""
+"""Integrate with Lightning: ``Trainer(strategy=BytelaneStrategy(), devices=2)``."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,10 +17,12 @@ except ImportError:
         "this needs Lightning; install it with: pip install 'bytelane[lightning]'"
     ) from None
 
-from bytelane.measure.taps import replaced
-from bytelane.runtime.torch.support import is_separable
+from bytelane.foreign import lightning as foreign
+from bytelane.measure.patches import replaced
+from bytelane.runtime.torch.separable_optimizers import is_separable
+from bytelane.terminal import announce
 
-# What DDPStrategy can be told beside what concerns DistributedDataParallel itself.
+# Options of DDPStrategy that do not concern DistributedDataParallel itself.
 SHARED = {
     "accelerator",
     "parallel_devices",
@@ -34,7 +36,7 @@ SHARED = {
 
 
 class BytelaneStrategy(DDPStrategy):
-    """Do as DDPStrategy does, but let Bytelane send the gradients.
+    """A DDPStrategy that does not wrap the module: Bytelane synchronises the gradients.
 
     ``knobs`` go to :func:`bytelane.prepare`: a policy, its partition. Options are DDPStrategy's;
     those of DistributedDataParallel have no meaning here and are refused.
@@ -53,13 +55,15 @@ class BytelaneStrategy(DDPStrategy):
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
+            for line in foreign.replaced():
+                announce(line)
             bytelane.prepare(self._module, self.optimizers, **self._knobs)
 
     def training_step(self, *arguments: Any, **keywords: Any) -> Any:
         """Go through the module's own call, as DDP does: that is where Bytelane's hooks are."""
         with self.precision_plugin.train_step_context():
-            return self._forward_redirection(
-                self._module, self._module, "training_step", *arguments, **keywords
+            return foreign.call_as_forward(
+                self, self._module, "training_step", *arguments, **keywords
             )
 
     def optimizer_step(
@@ -77,13 +81,13 @@ class BytelaneStrategy(DDPStrategy):
     def on_validation_start(self) -> None:
         """Evaluate with rank 0's buffers everywhere, as DDP does."""
         for buffer in self._module.buffers():
-            whole = buffer.contiguous()  # gloo knows no gaps
+            whole = buffer.contiguous()  # gloo needs contiguous tensors
             torch.distributed.broadcast(whole, 0)
             buffer.copy_(whole)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Let gradients only add up here, while batches are accumulated."""
+        """Accumulate gradients on this rank only."""
         with bytelane.no_sync(self._module):
             yield
 
@@ -95,10 +99,10 @@ class BytelaneStrategy(DDPStrategy):
 
 @contextmanager
 def _closure_first(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Let ``step(closure)`` be the closure and then ``step()``, for a while.
+    """Make ``step(closure)`` call the closure and then ``step()``, inside the block.
 
-    Lightning trains inside of a closure. For optimizers that call it once that is the same, but
-    only after ``step()`` by itself can updates come late, while the next forward pass runs.
+    Lightning trains inside a closure. For optimizers that call it once the result is the same, but
+    updates can be deferred into the next forward pass only after a ``step()`` without a closure.
     """
     step = optimizer.step
 

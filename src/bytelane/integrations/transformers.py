@@ -1,10 +1,10 @@
-"""Transformers: ``BytelaneTrainer(...)`` instead of ``Trainer(...)``."""
+"""Integrate with Transformers: ``BytelaneTrainer(...)`` instead of ``Trainer(...)``."""
 
 from functools import partial
 from typing import Any, ClassVar
 
 from bytelane.errors import MissingExtra
-from bytelane.measure.taps import replaced
+from bytelane.measure.patches import replaced
 
 try:
     from transformers import Trainer, trainer
@@ -17,7 +17,7 @@ except ImportError:
 
 
 class BytelaneTrainer(Trainer):
-    """Do as Trainer does, but let Bytelane send the gradients.
+    """A Trainer whose gradients Bytelane synchronises, without DDP.
 
     To change another trainer, put this class in front of it:
     ``class Mine(BytelaneTrainer, Seq2SeqTrainer)``. ``knobs`` go to :func:`bytelane.prepare`.

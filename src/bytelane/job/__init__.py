@@ -1,4 +1,4 @@
-"""What is trained: operations in execution order and the tensors they share."""
+"""Training jobs: layers with their computing times in execution order, and their tensors."""
 
 from bytelane.job.files import load, save
 from bytelane.job.job import Job, Layer, Tensor

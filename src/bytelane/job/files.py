@@ -1,7 +1,7 @@
-"""Job files: TOML or JSON that anyone can write by hand.
+"""Job files: read and write jobs as TOML or JSON that can be written by hand.
 
-The file speaks milliseconds and lets a layer carry its tensor as ``bytes = ...``; inside there are
-only seconds and tensors. Every complaint names the file and the field.
+The file has milliseconds and lets a layer carry its tensor as ``bytes = ...``; a :class:`Job` has
+only seconds and tensors. Every error message names the file and the field.
 """
 
 import json
@@ -53,7 +53,7 @@ def load(path: str | Path) -> Job:
     except RecursionError:
         raise JobFileError(f"{path}: is nested too deeply to be a job") from None
     except InputError as error:
-        text = str(error)  # what cannot be read is named already
+        text = str(error)  # an unreadable file is named already
         raise JobFileError(text if text.startswith(f"{path}: ") else f"{path}: {text}") from None
     except ValueError as error:  # a number of more digits than Python reads
         raise JobFileError(f"{path}: {error}") from None
@@ -176,7 +176,7 @@ def _from_job(job: Job) -> _JobFile:
 
 
 def _shorthand(job: Job) -> dict[int, int]:
-    """Sizes by layer if the shorthand says the whole truth and keeps the tensors' order."""
+    """Return sizes by layer if the shorthand says all and keeps the tensors' order, else {}."""
     sizes = {tensor.layers[0]: tensor.bytes for tensor in job.tensors}
     said = tuple(Tensor(job.layers[i].name, sizes[i], (i,)) for i in sorted(sizes))
     return sizes if said == job.tensors else {}

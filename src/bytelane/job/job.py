@@ -1,8 +1,8 @@
 """A training job: one iteration of computing, and the tensors it has to synchronise.
 
-One compute stream serialises any graph, so a job is a *list* of operations. Forward runs it from
-first to last and backward from last to first. A tensor names every layer that uses it, which makes
-tied weights, several tensors a layer and layers without parameters all ordinary.
+One compute stream serialises any graph, so a job is a *list* of layers. Forward runs it from first
+to last and backward from last to first. A tensor names every layer that uses it; so tied weights,
+several tensors per layer and layers without parameters need no special case.
 """
 
 import math
@@ -21,7 +21,7 @@ LARGEST_TENSOR = 2**50
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """One operation of the model."""
+    """One step of the model's forward pass, with its times."""
 
     name: str
     forward_s: float
@@ -67,21 +67,21 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 class Columns(NamedTuple):
-    """A job as arrays, for those who ask about all layers or all tensors at once."""
+    """A job as arrays, for code that handles all layers or all tensors at once."""
 
     bytes: npt.NDArray[np.int64]
     complete_after: npt.NDArray[np.int64]
     needed_by: npt.NDArray[np.int64]
     completes_from: npt.NDArray[np.int64]
     completes: npt.NDArray[np.int64]
-    """Layer -> where the tensors begin whose gradient its backward pass completes, and they."""
+    """Layer -> the tensors whose gradient its backward pass completes."""
     step_s: npt.NDArray[np.float64]
-    """What a worker computes in an iteration, in this order: update and forward pass of each layer,
-    the backward passes from the last layer to the first, and what is outside the model."""
+    """The steps that a worker computes per iteration, in this order: update and forward pass of
+    each layer, the backward passes from the last layer to the first, the time outside the model."""
 
 
 class Job(msgspec.Struct, frozen=True, dict=True):
-    """Operations in execution order, tensors, and the seconds spent outside the model."""
+    """Layers in execution order, tensors, and the seconds per iteration outside the model."""
 
     name: str
     layers: tuple[Layer, ...]
@@ -135,5 +135,5 @@ class Job(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def compute_s(self) -> float:
-        """What an iteration takes when nothing has to be communicated."""
+        """The time per iteration without communication."""
         return math.fsum(layer.compute_s for layer in self.layers) + self.outside_s

@@ -1,7 +1,7 @@
-"""What of the laboratory works on this machine, tried for real, and what would mend the rest.
+"""Probe which features of the lab work on this machine, and name commands that mend the rest.
 
-All happens in a network namespace that ends with the trial. The one trace: the kernel may load a
-module for a device or queue that is tried.
+Probes run in a network namespace of their own. Their only side effect: the kernel may load a module
+for a device or queue.
 """
 
 import os
@@ -26,14 +26,14 @@ QUEUES = {
     "fq": "root fq",
 }
 DEVICES = {"veth": "veth peer name lane1", "bridge": "bridge"}
-# What keeps an ordinary user from a namespace: the switch, the value that forbids, one that allows.
+# Kernel settings that forbid namespaces to ordinary users: name, forbidding and allowing value.
 SWITCHES = [
     ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),  # Ubuntu's default since 24.04
     ("kernel.unprivileged_userns_clone", "0", "1"),
     ("user.max_user_namespaces", "0", "15000"),
 ]
 # The host's own devices are never touched, not even if unshare should do nothing; and a namespace
-# in which one may do nothing (Ubuntu's, for an ordinary user) is none.
+# without privileges (Ubuntu's, for an ordinary user) is useless.
 GUARD = """
 [ "$(readlink /proc/self/ns/net)" != "$1" ] || { echo 'got no namespace' >&2; exit 1; }
 ip link set lo up || exit 1
@@ -42,7 +42,7 @@ trap 'exit 0' EXIT
 
 
 class Lacking(BytelaneError):
-    """Something does not work, or only in part; without a mend of its own the asker knows one."""
+    """A feature does not work, or only in part; without ``mend`` the check's own one is shown."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Lacking(BytelaneError):
 
 
 def try_lab() -> str:
-    """Open a lab; say in which mode."""
+    """Open a lab; return its mode."""
     _need_linux()
     try:
         with Lab(2, "100Mbit", priority="htb"):
@@ -85,7 +85,7 @@ def try_pacing() -> str:
 
 
 def try_namespaces() -> str:
-    """Make a namespace with the devices that a lab needs; say how that was possible."""
+    """Make a namespace with the devices that a lab needs; return how that was possible."""
     tries = [
         f"ip link add lane0 type {device} && echo {name}; ip link del lane0"
         for name, device in DEVICES.items()
@@ -98,7 +98,7 @@ def try_namespaces() -> str:
 
 
 def try_queues() -> str:
-    """Try every queue that a lab can make use of; say which are there."""
+    """Try every queueing discipline that a lab can use; return those that work."""
     _need_tool("tc")
     tries = [
         f"tc qdisc add dev lo {queue} && echo {name}; tc qdisc del dev lo {queue.split()[0]}"
@@ -127,7 +127,7 @@ def _need_tool(name: str) -> None:
 
 
 def _in_namespace(script: str) -> tuple[str, list[str]]:
-    """Run a shell script in a network namespace that ends with it; say how, and what it printed."""
+    """Run a shell script in a new network namespace; return how that was made, and the output."""
     _need_tool("unshare")
     _need_tool("ip")
     ways = {"through a user namespace": ["unshare", "--user", "--map-root-user", "--net"]}

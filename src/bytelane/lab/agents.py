@@ -1,7 +1,7 @@
-"""Programs of our own on every host, as their owner sees them.
+"""Start a module of this package on every host of a lab, and collect the reports.
 
-Such a program says BEGUN when it is at work, prints one line of JSON when it is done or asked to
-stop, and ends when it is stopped.
+Such a program prints BEGUN when it is at work, one line of JSON when it is done or asked to stop,
+and ends when it is stopped.
 """
 
 import sys
@@ -32,17 +32,17 @@ class Agents:
         self._last_error = "no answer"
         self._news = threading.Condition()
         command = [sys.executable, "-P", "-m", f"bytelane.lab.{module}", *arguments]
-        # In the environment, which no other user can read; the arguments all users can.
+        # In the environment, which other users cannot read, unlike the arguments.
         self._run = lab.start(command, environment={TOKEN: new_token().hex()}, output=self._hear)
         self._await(lambda: len(self._begun) == self._hosts, START_S)
 
     def finish(self, limit_s: float) -> list[str]:
-        """Wait until all are done; return what each host says."""
+        """Wait until all are done; return the report of each host."""
         self._await(lambda: len(self._reports) == self._hosts, limit_s)
         return self.stop()
 
     def stop(self) -> list[str]:
-        """Stop them; return what each host says."""
+        """Stop all; return the report of each host."""
         self._run.stop()
         if self._run.exit_code or len(self._reports) < self._hosts:
             raise LabError(self._last_error)

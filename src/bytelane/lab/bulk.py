@@ -1,7 +1,7 @@
-"""Long TCP transfers between hosts, all at once: ``python -m bytelane.lab.bulk FLOWS``.
+"""Send bulk TCP flows between hosts, all at once: ``python -m bytelane.lab.bulk FLOWS``.
 
-It runs in every host and plays that host's part. When it is asked to stop it prints, for every flow
-that it receives, how many bytes had arrived when.
+It runs in every host, and sends and receives that host's flows. When it is asked to stop it prints,
+for every flow that it receives, how many bytes had arrived when.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ Samples = list[tuple[float, int]]
 
 
 class Flow(NamedTuple):
-    """Bytes from one host to another, as many as go through."""
+    """A transfer without end, from one host to another."""
 
     source: int
     destination: int
@@ -38,7 +38,7 @@ class Flow(NamedTuple):
 
 
 def main(flows: list[Flow], host: int, addresses: list[str], token: bytes) -> None:
-    """Play one host's part in all flows, until asked to stop."""
+    """Send and receive one host's flows, until asked to stop."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     places = [(addresses[flow.destination], FIRST_PORT + i) for i, flow in enumerate(flows)]
     servers = {
@@ -69,7 +69,7 @@ def _send(connection: socket.socket, after_s: float) -> None:
     piece = bytes(PIECE_BYTES)
     time.sleep(after_s)
     connection.settimeout(None)
-    with contextlib.suppress(OSError):  # who receives has had enough
+    with contextlib.suppress(OSError):  # the receiver has closed
         while True:
             connection.sendall(piece)
 
@@ -91,7 +91,7 @@ def _receive(connection: socket.socket, samples: Samples) -> None:
 
 
 def _connect(there: tuple[str, int], tos: int) -> socket.socket:
-    """Connect, perhaps before the other side listens."""
+    """Connect; retry until the other side listens."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         connection = socket.socket()

@@ -1,4 +1,4 @@
-"""Measure a lab before it is believed."""
+"""Measure the rates and priorities of a lab's links."""
 
 import json
 import time
@@ -17,8 +17,8 @@ from bytelane.values import as_number
 if TYPE_CHECKING:
     from bytelane.lab.lab import Lab
 
-# What is left for the bytes themselves: a link carries 1448 of them in 1514 of a frame, while
-# pacing counts no headers.
+# Share of the rate that is payload: a frame of 1514 bytes carries 1448, while pacing counts no
+# headers.
 GOODPUT = {"namespace": 1448 / 1514, "pacing": 1.0}
 TOLERANCE = 0.06
 SECONDS = 1.0
@@ -28,7 +28,7 @@ WARM_UP_S = 0.4
 
 
 class Hop(msgspec.Struct, frozen=True):
-    """A transfer from one host to the next: what was asked of the links between, what came out."""
+    """A transfer from one host to the next: the rate asked for, and the rate measured."""
 
     source: int
     destination: int
@@ -58,7 +58,7 @@ class Share(msgspec.Struct, frozen=True):
 
     @property
     def ratio(self) -> float:
-        """What the high one gets of both."""
+        """The share of the transfer at high priority."""
         both = self.high + self.low
         return self.high / both if both else 0.0
 
@@ -100,7 +100,7 @@ def check_priority(lab: "Lab", seconds: float = SECONDS) -> list[Share]:
 
 
 def require_measurable(seconds: float) -> None:
-    """Refuse a time that is no time, or longer than anyone measures."""
+    """Refuse a duration that is not positive, or too long."""
     if not 0 < as_number(seconds, "seconds") <= MOST_S:
         raise InputError(
             f"{seconds} seconds cannot be measured; use more than 0 and at most {MOST_S:,}"
@@ -141,7 +141,7 @@ def sweep_rates(lab: "Lab", rates: Sequence[float], seconds: float = SECONDS) ->
         lab.set_rate(rate)
         hops = check_rates(lab, seconds)
         if not all(hop.is_right for hop in hops):
-            hops = check_rates(lab, seconds)  # somebody else may have been busy
+            hops = check_rates(lab, seconds)  # another process may have disturbed
         found.append(hops)
         if not all(hop.is_right for hop in hops):
             break

@@ -1,4 +1,4 @@
-"""The commands that run in a lab, as their parent, the keeper, sees them."""
+"""Start, signal and reap the commands of a lab; the supervisor is their parent."""
 
 import contextlib
 import os
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bytelane.errors import LabError
 from bytelane.lab.linux import die_with_parent, keep_no_privilege
-from bytelane.lab.marker import MARKER
 from bytelane.lab.messages import Start
+from bytelane.lab.process_tag import MARKER
 
 
 class Child:
@@ -41,16 +41,16 @@ class Child:
         self.pid = self._process.pid
 
     def signal(self, number: int) -> None:
-        """Send a signal to the whole group; nobody there is fine."""
+        """Send a signal to the process group, if it still exists."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def bury(self) -> None:
-        """End what is left of its group, and tell the owner how it ended."""
-        self.signal(signal.SIGKILL)  # before the wait, while nobody else can have its number
+        """Kill the rest of its process group, and send its exit code to the owner."""
+        self.signal(signal.SIGKILL)  # before the wait, which frees its pid
         _, status = os.waitpid(self.pid, 0)
         self._process.returncode = os.waitstatus_to_exitcode(status)
-        with contextlib.suppress(BrokenPipeError):  # an owner who no longer cares
+        with contextlib.suppress(BrokenPipeError):  # the owner has closed it
             os.write(self._ending, str(self._process.returncode).encode())
         os.close(self._ending)
 
@@ -74,7 +74,7 @@ class Children:
         return list(self._living.values())
 
     def reap(self) -> None:
-        """Take note of everybody who has ended."""
+        """Reap every child that has ended."""
         while ended := _somebody_ended():
             child = self._living.pop(ended, None)
             if child:
@@ -83,11 +83,11 @@ class Children:
                 os.waitpid(ended, 0)  # an orphan
 
     def end(self, limit_s: float = 5.0) -> None:
-        """Kill every descendant; each round brings up the children of the last one's dead."""
+        """Kill every descendant; orphans of the killed become children of this process."""
         deadline = time.monotonic() + limit_s
         while (left := _children_of(os.getpid())) and time.monotonic() < deadline:
             for pid in left:
-                # Gone meanwhile, or another user's by set-uid: then it is beyond our reach.
+                # It has ended, or runs as another user (set-uid) and cannot be killed.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.005)
@@ -95,7 +95,7 @@ class Children:
 
 
 def descendants(pid: int) -> Iterable[int]:
-    """Yield a process and all that descend from it."""
+    """Yield a process and all its descendants."""
     yield pid
     for child in _children_of(pid):
         yield from descendants(child)

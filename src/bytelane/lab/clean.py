@@ -1,8 +1,8 @@
-"""Find what labs have left behind that their keepers could not end, and end it.
+"""Find and kill processes of labs whose owner has ended (``bytelane lab clean``).
 
-There is little to find. A lab's namespaces end with its processes, and those end with its keeper.
-Left are processes that a killed keeper could not take along: in mode pacing, a command's own
-children; in any mode, a keeper that was stopped (SIGSTOP) when its owner died.
+There is little to find. A lab's namespaces end with its processes, and those end with its
+supervisor. Left are processes that a killed supervisor could not take along: in mode pacing, a
+command's own children; in any mode, a supervisor that was stopped (SIGSTOP) when its owner died.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from bytelane.lab.marker import LabName
+from bytelane.lab.process_tag import LabName
 from bytelane.lifetime import remove_abandoned
 
 ENDING_S = 5.0
@@ -29,7 +29,7 @@ class Leftover(msgspec.Struct, frozen=True):
 
 
 class Cleaning(msgspec.Struct, frozen=True):
-    """What was found."""
+    """Processes that were ended, labs in use, folders that were removed."""
 
     ended: tuple[Leftover, ...]
     living: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The owner's side of a lab: start its keeper, ask it for things, see that it ends."""
+"""The owner's side of a lab: start the supervisor process, send it requests, end it."""
 
 import os
 import subprocess
@@ -11,31 +11,31 @@ import msgspec
 
 from bytelane.errors import LabError
 from bytelane.lab.clean import end_lab
-from bytelane.lab.marker import MARKER, LabName
 from bytelane.lab.messages import Answer, Blueprint, Done, Refused, Request, channel_pair
+from bytelane.lab.process_tag import MARKER, LabName
 from bytelane.lab.tools import find_tool
 
 # Processes, mounts and network of its own. If it is killed, so is everything in it.
 NAMESPACES = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-# An ordinary user may do that in a user namespace; who they are stays the same inside.
+# An ordinary user may do that in a user namespace, with the same user id inside.
 AS_USER = ["--user", "--map-current-user", "--keep-caps"]
 
 ENDING_S = 10.0
 
 
 class Control:
-    """A running keeper."""
+    """A running supervisor."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         self._lock = threading.Lock()
         self._name = LabName.new()
         self._channel, theirs = channel_pair()
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the keeper
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the supervisor
         owner = os.pidfd_open(os.getpid())
         plan = msgspec.json.encode(blueprint).decode()
         try:
             self._process = subprocess.Popen(
-                [*_keeper(blueprint), str(theirs.fileno()), str(owner), plan],
+                [*_supervisor(blueprint), str(theirs.fileno()), str(owner), plan],
                 stdin=subprocess.DEVNULL,
                 stdout=self._words,
                 stderr=self._words,
@@ -57,7 +57,7 @@ class Control:
             raise
 
     def ask(self, request: Request, files: list[int] | None = None) -> int:
-        """Have something done, or raise the keeper's reason why not."""
+        """Send a request, and wait until it is done; raise the reason of a refusal."""
         with self._lock:
             try:
                 self._channel.send(request, files)
@@ -65,11 +65,11 @@ class Control:
             except LabError:
                 raise
             except BaseException:
-                self._channel.close()  # or the next question would get this one's answer
+                self._channel.close()  # or the next request would get the answer to this one
                 raise
 
     def close(self) -> None:
-        """End the keeper, and with it everything."""
+        """End the supervisor, and with it all processes of the lab."""
         self._channel.close()
         self._words.close()
         try:
@@ -77,13 +77,13 @@ class Control:
         except subprocess.TimeoutExpired:
             self._process.kill()
         if self._process.wait():
-            end_lab(self._name)  # a keeper that was killed may not have ended everything
+            end_lab(self._name)  # a supervisor that was killed may not have ended everything
 
     def _await_answer(self) -> int:
         received = self._channel.receive()
         if received is None:
             self._process.wait(ENDING_S)
-            raise LabError(f"the lab's keeper has ended: {_last_line(self._words)}")
+            raise LabError(f"the lab's supervisor has ended: {_last_line(self._words)}")
         answer: Answer = received[0]  # type: ignore[assignment]
         match answer:
             case Refused(reason):
@@ -92,15 +92,20 @@ class Control:
                 return process
 
 
-def _keeper(blueprint: Blueprint) -> list[str]:
-    keeper = [sys.executable, "-P", "-m", "bytelane.lab.keeper"]  # -P: nothing from here
+def _supervisor(blueprint: Blueprint) -> list[str]:
+    supervisor = [
+        sys.executable,
+        "-P",
+        "-m",
+        "bytelane.lab.supervisor",
+    ]  # -P: no modules from the current folder
     if blueprint.mode == "pacing":
-        return keeper
+        return supervisor
     as_user = [] if os.geteuid() == 0 else AS_USER
-    return [find_tool("unshare"), *as_user, *NAMESPACES, "--", *keeper]
+    return [find_tool("unshare"), *as_user, *NAMESPACES, "--", *supervisor]
 
 
 def _last_line(file: IO[bytes]) -> str:
     file.seek(0)
     lines = file.read().decode(errors="replace").splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"

@@ -1,4 +1,4 @@
-"""What a command in a lab finds in its environment: torchrun's variables, and who the hosts are."""
+"""Environment variables of a command in a lab: torchrun's, and the addresses of the hosts."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -30,12 +30,12 @@ def rank_environment(
         "TORCHELASTIC_RUN_ID": f"bytelane-{os.getpid()}",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        # Or gloo looks up the machine's name, which means nothing in a host.
+        # Or gloo resolves the machine's host name, which fails inside a host of the lab.
         "GLOO_SOCKET_IFNAME": device,
         "NCCL_SOCKET_IFNAME": device,
         "TP_SOCKET_IFNAME": device,
         HOSTS: ",".join(addresses),
     }
-    # Ranks share this machine's cores, as under torchrun; and lines must come as they are printed.
+    # Ranks share this machine's cores, as under torchrun; and output must not be buffered.
     defaults = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     return {**defaults, **os.environ, **given, **(extra or {})}

@@ -1,8 +1,8 @@
-"""Background traffic, one host's part: ``python -m bytelane.lab.flows WORKLOAD``.
+"""Send and receive background traffic on one host: ``python -m bytelane.lab.flows WORKLOAD``.
 
-Every flow is a TCP connection of its own. It begins when it wants to connect and ends when its last
-byte has arrived; all hosts are on one machine and have one clock. The host says when it begins,
-prints its flows as JSON when they have ended or when it is asked to stop, and receives until then.
+Every flow is a TCP connection of its own. It begins with the attempt to connect and ends when its
+last byte has arrived; all hosts are on one machine and share one clock. The host prints BEGUN, then
+its flows as JSON when they have ended or when it is asked to stop, and receives until then.
 """
 
 import asyncio
@@ -17,10 +17,11 @@ import time
 
 import msgspec
 
+from bytelane.cluster import Arrival
 from bytelane.lab.agents import BEGUN
 from bytelane.lab.environment import HOSTS
 from bytelane.lab.links import TOS
-from bytelane.lab.workload import DRAIN_S, Arrival, FlowRecord, Workload
+from bytelane.lab.workload import DRAIN_S, FlowRecord, Workload
 
 PORT = 5100
 SIZE = struct.Struct("!Q")
@@ -43,7 +44,7 @@ async def play(workload: Workload, host: int, addresses: list[str]) -> None:
     for task in done:
         task.result()  # or its error
     print(msgspec.json.encode(records).decode(), flush=True)
-    await stopping  # others may still send to us
+    await stopping  # other hosts may still send to this one
 
 
 async def _send(
@@ -67,7 +68,7 @@ async def _send(
 
 
 async def _give(arrival: Arrival, there: tuple[str, int], tos: int, record: FlowRecord) -> None:
-    """Be one flow, and write down how long it took."""
+    """Send one flow, and record how long it took."""
     loop = asyncio.get_running_loop()
     began = time.monotonic()
     with _socket(tos) as connection, contextlib.suppress(OSError, EOFError):  # it did not end
@@ -82,9 +83,9 @@ async def _give(arrival: Arrival, there: tuple[str, int], tos: int, record: Flow
 
 
 async def _receive(address: str, tos: int) -> None:
-    """Take everybody's flows."""
+    """Receive the flows of all other hosts."""
     loop = asyncio.get_running_loop()
-    with _socket(tos) as server:  # what is accepted inherits the mark, for its acknowledgements
+    with _socket(tos) as server:  # accepted sockets inherit the TOS, for their acknowledgements
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((address, PORT))
         server.listen(1024)
@@ -95,7 +96,7 @@ async def _receive(address: str, tos: int) -> None:
 
 
 async def _take(connection: socket.socket) -> None:
-    """Count the bytes of one flow, and answer when the last had come."""
+    """Receive one flow, and reply with the time at which its last byte arrived."""
     loop = asyncio.get_running_loop()
     buffer = bytearray(len(PIECE))
     with connection, contextlib.suppress(OSError, EOFError):  # the sender has given up
@@ -138,7 +139,7 @@ def _socket(tos: int) -> socket.socket:
 
 
 def main() -> None:
-    """Play the part that the environment and the arguments give."""
+    """Run the host that the environment and the arguments name."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # flows pile up when they are starved
     workload = msgspec.json.decode(sys.argv[1], type=Workload)

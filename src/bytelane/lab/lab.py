@@ -1,4 +1,4 @@
-"""A cluster on one machine: hosts, each with a link of a given rate to one switch."""
+"""Emulate a cluster on one machine: hosts, each with a link of a given rate to one switch."""
 
 import os
 import socket
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self, get_args
 
+from bytelane.cluster.sizes import WEB_SEARCH, Sizes
 from bytelane.errors import InputError, LabError
 from bytelane.lab.check import SECONDS as CHECK_S
 from bytelane.lab.check import Hop, Share, check_priority, check_rates
@@ -16,15 +17,14 @@ from bytelane.lab.links import DEVICE, MOST_HOSTS, Band, Priority, address
 from bytelane.lab.messages import Blueprint, Mode, SetRate, Start
 from bytelane.lab.run import Output, Run, print_line, require_timeout
 from bytelane.lab.schedule import Step, following
-from bytelane.lab.sizes import WEB_SEARCH, Sizes
 from bytelane.lab.traffic import Traffic
 from bytelane.lab.workload import Workload
 from bytelane.units import format_rate, parse_rate
 from bytelane.values import as_number, as_whole, shown
 
-# Slower, and a bucket that holds one packet of 64 KiB would be more than a second.
+# Below, a bucket of one packet of 64 KiB would take more than 1 s.
 LEAST_RATE = parse_rate("500kbit")
-# Faster than any machine copies, and no bucket overflows tc's 32 bits.
+# Faster than any machine copies; above, a bucket would overflow tc's 32 bits.
 MOST_RATE = parse_rate("1000Gbit")
 GRACE_S = 5.0
 FIRST_PORT = 29500
@@ -34,13 +34,14 @@ class Lab:
     """``with Lab(4, "500Mbit") as lab: lab.run(["python", "train.py"])``.
 
     Mode ``namespace`` has real links, queues and priorities; it needs root, or a kernel that lets
-    an ordinary user have namespaces. Mode ``pacing`` needs nothing and limits each *connection*.
+    an ordinary user have namespaces. Mode ``pacing`` needs no privilege and limits each
+    *connection*.
     ``auto`` takes the first where it works; :attr:`mode` says which it was, :attr:`reason` why.
 
     ``priority`` has three bands by type of service. ``pfifo_fast``: where hosts send. ``htb``: also
     where the switch sends. Priority is strict: a lower band gets nothing while a higher one sends.
 
-    Everything is gone when the block ends, and also when this process is killed.
+    All processes and links end with the block, and also when this process is killed.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Lab:
     ) -> None:
         try:
             for run in self._runs:
-                if not run.is_stopping:  # or somebody has lost patience, with a second Ctrl-C
+                if not run.is_stopping:  # or the user pressed Ctrl-C a second time
                     run.stop()
         finally:
             self._opened().close()
@@ -108,10 +109,10 @@ class Lab:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of the hosts. In mode pacing they are all this machine."""
+        """Addresses of the hosts. In mode pacing all of them are this machine."""
         if self.mode == "namespace":
             return tuple(map(address, range(self.workers)))
-        # By process, so that several labs can listen on the same ports.
+        # By process id, so that several labs can listen on the same ports.
         high, low = divmod(os.getpid() % 2**16, 2**8)
         return tuple(f"127.{high}.{low}.{host + 1}" for host in range(self.workers))
 
@@ -151,7 +152,7 @@ class Lab:
             for rank in range(self.workers)
         ]
         run = Run(control, output, grace_s)
-        self._runs.append(run)  # first, so that whatever interrupts us from here on stops it
+        self._runs.append(run)  # first, so that any interrupt from here on stops it
         run.start(starts)
         return run
 
@@ -173,11 +174,11 @@ class Lab:
             return run.wait(timeout_s)
 
     def check(self, seconds: float = CHECK_S) -> list[Hop]:
-        """Measure every link in both directions at once; ``Hop.is_right`` says whether to trust."""
+        """Measure every link in both directions at once; ``Hop.is_right`` is the verdict."""
         return check_rates(self, seconds)
 
     def check_priority(self, seconds: float = CHECK_S) -> list[Share]:
-        """Measure what a transfer at high priority gets beside one at low priority."""
+        """Measure the share of a transfer at high priority beside one at low priority."""
         return check_priority(self, seconds)
 
     def traffic(
@@ -192,7 +193,7 @@ class Lab:
     ) -> Traffic:
         """Start background flows; return when all hosts have begun.
 
-        How many is given either as ``load``, a share of a link's rate, or per second and host.
+        Give either ``load``, a share of a link's rate, or ``flows_per_s``, per host.
         """
         flows = self.workload(
             load, flows_per_s=flows_per_s, sizes=sizes, band=band, seconds=seconds, seed=seed

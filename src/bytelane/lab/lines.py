@@ -1,4 +1,4 @@
-"""Bytes that arrive in any pieces become lines."""
+"""Split a stream of bytes into lines."""
 
 import re
 
@@ -22,6 +22,6 @@ class Lines:
         return [line.decode(errors="replace") for line in lines]
 
     def end(self) -> list[str]:
-        """Return what is left without an end."""
+        """Return the last line if it has no end."""
         rest, self._rest = self._rest.removesuffix(b"\r"), b""
         return [rest.decode(errors="replace")] if rest else []

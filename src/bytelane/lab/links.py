@@ -1,7 +1,7 @@
-"""What ``ip`` and ``tc`` are told: hosts around a switch, a rate in each direction, priorities.
+"""Commands for ``ip`` and ``tc``: hosts around a switch, a rate in each direction, priorities.
 
 Every host has one device, ``lane0``, whose other end is a port of a bridge, the switch. A token
-bucket (tbf) on both ends limits what the host sends and what it gets. Three bands with strict
+bucket (tbf) on both ends limits what the host sends and receives. Three bands with strict
 priority follow the type of service, as in Linux's own pfifo_fast: 0x10 before the rest, 0x08
 after it. On a host pfifo_fast itself does that. On the switch it cannot, because a packet loses
 its priority on the way from one namespace to the other; there htb reads the packet's own mark.
@@ -23,18 +23,18 @@ TOS = {"high": 0x10, "normal": 0x00, "low": 0x08}
 TOS_MASK = 0x18  # the bits by which pfifo_fast tells the bands apart
 
 # A bucket must hold one packet as the hosts hand them over: up to 64 KiB, counted with the headers
-# of the 45 it stands for. With less, each is cut up, and the rate breaks down to a fourth.
+# of the 45 it stands for. With less, each is cut up, and the rate falls to 25 %.
 PACKET_BYTES = 70_000
-# The bucket makes up for timers that come late. What it has saved is spent at the peak, so that a
-# link that was idle is only a little too fast, and not for long.
+# The bucket compensates for late timers. Its tokens are spent at the peak rate, so that a link that
+# was idle is too fast by at most 20 %, and not for long.
 LEAST_BUCKET_BYTES = 100_000
 BUCKET_S = 3e-3
 PEAK = 1.2
 BAND_BUCKET_S = 1e-3  # htb has no peak
-# What a port can queue.
+# Queue of a port.
 LEAST_QUEUE_BYTES = 300_000
 QUEUE_S = 20e-3
-# htb wants a guaranteed rate for every class. The least that it takes is as strict as it gets.
+# htb needs a guaranteed rate for every class. The least that it accepts is the most strict.
 GUARANTEED_BIT_PER_S = 8_000
 
 
@@ -49,7 +49,7 @@ def port(host: int) -> str:
 
 
 def wire_switch(hosts: Sequence[str]) -> list[str]:
-    """Say to ``ip``, in the switch, how to join hosts; each is the path of a namespace."""
+    """Return lines for ``ip``, in the switch, that join hosts, given as paths of namespaces."""
     lines = ["link add switch type bridge mcast_snooping 0", "link set switch addrgenmode none up"]
     for index, namespace in enumerate(hosts):
         name = port(index)
@@ -61,8 +61,8 @@ def wire_switch(hosts: Sequence[str]) -> list[str]:
 
 
 def wire_host(host: int, hosts: int) -> list[str]:
-    """Say to ``ip``, in a host, who it is and where the others are."""
-    # Neighbours are known from the start: a question for an address would be starved by priorities.
+    """Return lines for ``ip``, in a host, with its address and its neighbours."""
+    # Permanent neighbours: priorities would starve ARP requests.
     neighbours = [
         f"neigh add {address(other)} lladdr {_mac(other)} dev {DEVICE} nud permanent"
         for other in range(hosts)
@@ -77,7 +77,7 @@ def wire_host(host: int, hosts: int) -> list[str]:
 
 
 def shape_host(verb: Verb, rate: float, priority: Priority | None) -> list[str]:
-    """Say to ``tc``, in a host, how fast it sends (bytes per second), and what goes first."""
+    """Return lines for ``tc``, in a host: its sending rate, in bytes per second, and priorities."""
     lines = [_token_bucket(verb, DEVICE, rate)]
     if priority and verb == "add":
         lines.append(f"qdisc add dev {DEVICE} parent 1:1 handle 10: pfifo_fast")
@@ -85,7 +85,7 @@ def shape_host(verb: Verb, rate: float, priority: Priority | None) -> list[str]:
 
 
 def shape_port(verb: Verb, host: int, rate: float, priority: Priority | None) -> list[str]:
-    """Say to ``tc``, in the switch, how fast a host is sent to, and what goes first."""
+    """Return lines for ``tc``, in the switch: the rate at which a host receives, and priorities."""
     if priority == "htb":
         return _bands(verb, port(host), rate)
     return [_token_bucket(verb, port(host), rate)]

@@ -1,4 +1,4 @@
-"""The few calls of the kernel that Python 3.11 does not have."""
+"""Linux system calls that Python 3.11 lacks: namespaces, mounts, prctl, pidfd_getfd."""
 
 import ctypes
 import os
@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def new_network_namespace() -> int:
-    """Make a network namespace and return a descriptor that keeps it; stay where we are."""
+    """Make a network namespace without entering it; return a descriptor that keeps it."""
     here = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
         _check(_libc.unshare(CLONE_NEWNET))
@@ -32,7 +32,7 @@ def new_network_namespace() -> int:
 
 @contextmanager
 def in_network_namespace(descriptor: int) -> Iterator[None]:
-    """Be in another network namespace; what is started there stays there."""
+    """Enter a network namespace inside the block; processes started there stay in it."""
     here = os.open("/proc/self/ns/net", os.O_RDONLY)
     _check(_libc.setns(descriptor, CLONE_NEWNET))
     try:
@@ -43,7 +43,7 @@ def in_network_namespace(descriptor: int) -> Iterator[None]:
 
 
 def cover_file(path: str, text: str) -> None:
-    """Show another text in place of a file, in this mount namespace only; nothing is written."""
+    """Mount another text over a file, in this mount namespace only; nothing is written to disk."""
     _check(_libc.mount(b"none", b"/tmp", b"tmpfs", 0, None))
     try:
         Path("/tmp/cover").write_text(text)
@@ -64,12 +64,12 @@ def die_with_parent() -> None:
 
 
 def keep_no_privilege() -> None:
-    """Do not hand capabilities of a user namespace on to what is executed next."""
+    """Do not pass capabilities of a user namespace on to the next program."""
     _check(_libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
 
 
 def copy_descriptor(pid: int, descriptor: int) -> int:
-    """Open what another process has open; it must be ours, or a descendant."""
+    """Duplicate a file descriptor of another process: our own, or a descendant."""
     process = os.pidfd_open(pid)
     try:
         return _check(_libc.syscall(SYS_PIDFD_GETFD, process, descriptor, 0))

@@ -1,8 +1,8 @@
-"""What a lab's owner and its keeper say to each other.
+"""Messages between a lab's owner and its supervisor, and the channel that carries them.
 
-They are two processes: the owner is whoever wrote ``with Lab(...)``; the keeper holds the cluster.
-The owner asks, the keeper answers, one packet each. Open files travel along: a command's output,
-and the pipe on which the keeper will write how it ended.
+They are two processes: the owner runs ``with Lab(...)``; the supervisor holds the cluster. The
+owner sends requests, the supervisor answers, one packet each. Open files travel along: a command's
+output, and the pipe on which the supervisor will write its exit code.
 """
 
 import errno
@@ -23,7 +23,7 @@ MOST_FILES = 3
 
 
 class Blueprint(msgspec.Struct, frozen=True):
-    """What is to be built."""
+    """The lab to build."""
 
     hosts: int
     rate: float
@@ -35,7 +35,7 @@ class Blueprint(msgspec.Struct, frozen=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Start a command in a host; with it go the files for its output, its errors, its end."""
+    """Start a command in a host; sent with three files: stdout, stderr, exit code."""
 
     host: int
     command: list[bytes]  # names of files need not be text
@@ -59,13 +59,13 @@ class SetRate(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """It is done; a started command has a number."""
+    """The request is done; ``process`` is the pid of a started command."""
 
     process: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """It could not be done."""
+    """The request could not be carried out."""
 
     reason: str
 
@@ -102,7 +102,7 @@ class Channel:
                 raise LabError(
                     f"the command and its environment have {len(packet)} bytes, too many to send"
                 ) from None
-            raise LabError(f"the lab's keeper is gone ({error.strerror})") from None
+            raise LabError(f"the lab's supervisor is gone ({error.strerror})") from None
 
     def receive(self) -> tuple[Message, list[int]] | None:
         """Wait for a message; None when the other side is gone."""
@@ -116,6 +116,6 @@ class Channel:
 
 
 def channel_pair() -> tuple[Channel, socket.socket]:
-    """Return the owner's end, and the keeper's as a socket to hand on."""
+    """Return the owner's end, and the supervisor's as a socket to hand on."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return Channel(ours), theirs

@@ -1,4 +1,4 @@
-"""Hosts as network namespaces. Nothing has a name outside: all of it ends with the keeper."""
+"""Hosts as network namespaces, which end with the supervisor since nothing outside names them."""
 
 import contextlib
 import os
@@ -13,15 +13,15 @@ from bytelane.lab.linux import cover_file, in_network_namespace, new_network_nam
 from bytelane.lab.messages import Blueprint
 from bytelane.lab.tools import run_batch
 
-# bbr, a usual default, shapes its own traffic; and nothing is remembered from earlier connections.
+# bbr, a usual default, shapes its own traffic; and no metrics of earlier connections are used.
 TCP = {"tcp_congestion_control": "reno", "tcp_no_metrics_save": "1"}
 
 
 class Namespaces:
-    """A network namespace for each host; the keeper's own one is the switch."""
+    """A network namespace for each host; the supervisor's own one is the switch."""
 
     tick_s = None
-    """Nothing has to be done from time to time."""
+    """No periodic work."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         if os.readlink("/proc/self/ns/net") == blueprint.outside:
@@ -45,7 +45,7 @@ class Namespaces:
                 run_batch("tc", shape_host("add", blueprint.rate, self._priority))
 
     def entered(self, host: int) -> AbstractContextManager[None]:
-        """Be in a host; what is started there stays there."""
+        """Enter a host; processes started there stay in it."""
         return in_network_namespace(self._hosts[host])
 
     def set_rate(self, host: int, rate: float) -> None:
@@ -54,14 +54,14 @@ class Namespaces:
             run_batch("tc", shape_host("change", rate, self._priority))
 
     def tick(self, children: Sequence[Child]) -> None:
-        """Do nothing: these links limit everybody."""
+        """Do nothing: the links limit all connections by themselves."""
 
 
 def _name_hosts(hosts: int) -> None:
-    """Give the hosts names: libraries ask for the name of an address, and nobody else answers."""
-    with contextlib.suppress(OSError):  # only a comfort
+    """Write host names to /etc/hosts: libraries resolve addresses, and there is no DNS."""
+    with contextlib.suppress(OSError):  # optional
         known = Path("/etc/hosts").read_text()
-        # Twice: who listens on IPv6 too sees an address in that form.
+        # Twice: a socket that listens on IPv6 sees addresses in the second form.
         names = "".join(
             f"{form}{address(host)} host{host}\n"
             for form in ("", "::ffff:")

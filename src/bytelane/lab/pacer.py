@@ -1,8 +1,8 @@
-"""Hosts without any privilege: the connections of each command are paced from outside.
+"""Hosts without any privilege: pace the TCP connections of each command from the supervisor.
 
-All hosts are this machine. The keeper looks into its descendants every few milliseconds, opens the
-sockets that are new, and sets their rate. The limit is per connection: there are no shared links,
-no queues and no priorities.
+All hosts are this machine. The supervisor scans its descendants every 20 ms, duplicates their new
+sockets, and sets their rate. The limit is per connection: there are no shared
+links, no queues and no priorities.
 """
 
 import contextlib
@@ -34,15 +34,15 @@ class Pacer:
                 raise LabError(f"sockets of other processes cannot be paced: {error}") from None
 
     def entered(self, host: int) -> AbstractContextManager[None]:
-        """All hosts are here."""
+        """Do nothing: all hosts are this machine."""
         return contextlib.nullcontext()
 
     def set_rate(self, host: int, rate: float) -> None:
         self._rates[host] = rate
-        self._paced.clear()  # the next tick does all of them again
+        self._paced.clear()  # the next tick paces all of them again
 
     def tick(self, children: Sequence[Child]) -> None:
-        """Pace what is new."""
+        """Pace new connections."""
         seen = set()
         for child in children:
             for pid in descendants(child.pid):
@@ -50,10 +50,10 @@ class Pacer:
                     seen.add(name)
                     if name not in self._paced and self._pace(pid, descriptor, child.host):
                         self._paced.add(name)
-        self._paced &= seen  # the kernel may use a number again
+        self._paced &= seen  # the kernel may reuse a socket number
 
     def _pace(self, pid: int, descriptor: int, host: int) -> bool:
-        """Pace one socket; say whether it was a connection."""
+        """Pace one socket; return whether it was a connection."""
         try:
             copy = copy_descriptor(pid, descriptor)
         except OSError:

@@ -30,7 +30,7 @@ def open_sockets() -> set[int]:
 
 
 def pace(descriptors: Iterable[int], rate: float) -> int:
-    """Limit those that are connected TCP sockets to ``rate`` bytes per second; count them."""
+    """Limit the connected TCP sockets among these to ``rate`` bytes per second; count them."""
     if not 1 <= rate < 2**63:
         raise InputError(f"{rate} bytes per second cannot be paced; use at least 1")
     # Eight bytes: as a C int the rate would end at 17 Gbit/s.

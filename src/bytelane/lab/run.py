@@ -1,4 +1,4 @@
-"""One command, running in every host of a lab."""
+"""Run one command in every host of a lab: output, exit codes, timeout, stop."""
 
 import contextlib
 import os
@@ -22,18 +22,18 @@ from bytelane.values import as_number
 Stream = Literal["out", "err"]
 Output = Callable[[int, Stream, str], None]
 
-# How long output is waited for after the last rank has ended: a daemon may hold the pipe.
+# Wait for output after the last rank has ended: a daemon may hold the pipe open.
 DRAIN_S = 1.0
 
 
 def print_line(rank: int, stream: Stream, line: str) -> None:
-    """Print a line of a rank where it belongs, with the rank in front."""
+    """Print a line of a rank to the same stream, with the rank in front."""
     file = sys.stdout if stream == "out" else sys.stderr
-    relay(f"[{rank}] {line}\n", file=file)  # in one go: others print too
+    relay(f"[{rank}] {line}\n", file=file)  # one write: others print too
 
 
 def require_timeout(seconds: float) -> None:
-    """Refuse a time in which nothing can end, or that no clock counts to."""
+    """Refuse a timeout that is not positive, or too long."""
     if not 0 < as_number(seconds, "timeout") <= LONGEST_S:
         raise InputError(
             f"a timeout of {seconds:g} s is not possible; use more than 0 and at most "
@@ -44,12 +44,12 @@ def require_timeout(seconds: float) -> None:
 class Run:
     """Ranks that live and die together: when one fails, the others are stopped.
 
-    A thread of its own listens to them, also while nobody waits.
+    A thread of its own reads their output, also while no caller waits.
     """
 
     def __init__(self, control: Control, output: Output, grace_s: float) -> None:
         self.codes: dict[int, int] = {}
-        """How each rank has ended, in that order; 128 and more: by a signal, as in a shell."""
+        """Exit code by rank, the first to end first; 128 and more: by a signal, as in a shell."""
         self._control = control
         self._output = output
         self._grace_s = grace_s
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def exit_code(self) -> int | None:
-        """That of the rank that failed first, 0 when all went well, None while they run."""
+        """That of the rank that failed first, 0 if no rank failed, None while they run."""
         if not self._ended.is_set():
             return None
         return next((code for code in self.codes.values() if code), 0)
@@ -88,7 +88,7 @@ class Run:
         return self._kill_at is not None
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait until all have ended; return the exit code. In time, or they are stopped."""
+        """Wait until all have ended; return the exit code. At the timeout all are stopped."""
         try:
             ended = self._ended.wait(timeout_s)
         except BaseException:  # Ctrl-C
@@ -102,7 +102,7 @@ class Run:
         return self.exit_code or 0
 
     def stop(self) -> None:
-        """Ask all ranks to end; those that have not after the grace are killed."""
+        """Send SIGTERM to all ranks; kill those that have not ended after ``grace_s``."""
         with contextlib.suppress(OSError):  # closed: they have all ended meanwhile
             self._waker.send(b"!")
         self._ended.wait()
@@ -122,14 +122,14 @@ class Run:
         self._listen(readers[2], lambda said: self._on_end(rank, said))
 
     def _watch(self) -> None:
-        """Listen until all ranks have ended and said all they had to say."""
+        """Read until all ranks have ended and their output is complete."""
         until = float("inf")
         while self._processes or time.monotonic() < until:
             for key, _ in self._selector.select(self._patience_s(until)):
                 self._hear(key.fd, key.data)
             self._end_the_stubborn()
             if not self._processes:
-                # Only the waker is left to listen to: all is said.
+                # If only the waker is left, all output has been read.
                 until = min(until, time.monotonic() + DRAIN_S * (len(self._selector.get_map()) > 1))
         for key in list(self._selector.get_map().values()):
             self._forget(key.fd)
@@ -195,5 +195,5 @@ class Run:
 
     def _signal_all(self, number: signal.Signals) -> None:
         for process in self._processes.values():
-            with contextlib.suppress(LabError):  # no keeper, no processes
+            with contextlib.suppress(LabError):  # no supervisor, no processes
                 self._control.ask(Signal(process, number))

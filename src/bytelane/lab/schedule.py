@@ -1,4 +1,4 @@
-"""Rates that change while a command runs, read from a file."""
+"""Change link rates while a command runs, by a schedule from a file."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ from bytelane.values import as_number, shown
 
 
 class Step(msgspec.Struct, frozen=True):
-    """From a moment on a host's link, or everybody's, has another rate."""
+    """A new rate of one host's link, or of all links, from a moment on."""
 
     at_s: float
     rate: float
@@ -38,7 +38,7 @@ def load_schedule(path: Path, hosts: int) -> tuple[Step, ...]:
     """Read a schedule, in the order of time.
 
     TOML: ``[[step]]`` with ``at_s``, ``rate`` and perhaps ``host``. CSV: a line with those names,
-    then one line a step; an empty host means all.
+    then one line per step; an empty host means all.
     """
     text = read_text(path)
     try:

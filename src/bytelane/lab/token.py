@@ -1,8 +1,8 @@
-"""Tell the connections of our own processes from those of strangers, by a token.
+"""Authenticate the connections of our own processes by a token.
 
 Any process that reaches a port can connect to it. The token travels another way, which only
-members of the run can read; it keeps out strays, other runs and guesses, but not those who can read
-the network.
+members of the run can read; it keeps out stray connections, other runs and guesses, but not
+attackers who can read the network.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ def accept_known(
 ) -> list[socket.socket]:
     """Accept connections until so many have begun with the token; close all others.
 
-    One that says nothing keeps no other one waiting. Raises TimeoutError when the time is over.
+    A silent connection does not delay others. Raises TimeoutError after ``limit_s``.
     """
     known: list[socket.socket] = []
     deadline = time.monotonic() + limit_s
@@ -46,7 +46,7 @@ def accept_known(
 
 
 class _Doorstep:
-    """Connections that have not yet said all of the token."""
+    """Connections that have not yet sent the whole token."""
 
     def __init__(self, server: socket.socket, token: bytes) -> None:
         self._token = token
@@ -62,7 +62,7 @@ class _Doorstep:
         self._selector.close()
 
     def listen(self, limit_s: float) -> list[socket.socket]:
-        """Wait for news; return the connections that have said the token."""
+        """Wait for an event; return the connections that have sent the token."""
         found = []
         for key, _ in self._selector.select(limit_s):
             if key.fileobj is self._server:
@@ -77,7 +77,7 @@ class _Doorstep:
     def _accept(self) -> None:
         try:
             connection, _ = self._server.accept()
-        except OSError:  # it is gone already
+        except OSError:  # the peer has closed it already
             return
         connection.setblocking(False)
         if len(self._heard) >= MOST_STRANGERS:
@@ -86,7 +86,7 @@ class _Doorstep:
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _has_said_it(self, connection: socket.socket) -> bool:
-        """Hear what a connection says, and close it if that is something else."""
+        """Read from a connection, and close it if it sends anything but the token."""
         try:
             piece = connection.recv(len(self._token) - len(self._heard[connection]))
         except OSError:

@@ -1,4 +1,4 @@
-"""Run the system's own tools (ip, tc, unshare), with a time limit, and read what they say."""
+"""Run system tools (ip, tc, unshare) with a time limit, and return their output."""
 
 import os
 import re
@@ -15,7 +15,7 @@ PACKAGES = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux"}
 
 
 class ToolFailed(LabError):
-    """A command ended with an error; the message is the last line of what it said."""
+    """A command ended with an error; the message is the last line of its output."""
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(words[-1])
@@ -23,13 +23,13 @@ class ToolFailed(LabError):
 
 
 def search_path() -> str:
-    """Return the path on which tools are looked for."""
+    """Return PATH with the folders of system tools."""
     # An ordinary user of Debian has no sbin on the path, where ip and tc are.
     return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
 def find_tool(name: str) -> str:
-    """Return where a tool is, or say how to install it."""
+    """Return the path of a tool; the error says how to install it."""
     found = shutil.which(name, path=search_path())
     if found is None:
         raise LabError(f"no {name} command; sudo apt install {PACKAGES.get(name, name)}")
@@ -44,7 +44,7 @@ def run_tool(
     folder: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Return what a command printed; when it fails, its last words are the error."""
+    """Return the output of a command; if it fails, its last line is the error."""
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -72,7 +72,7 @@ def run_tool(
 
 
 def run_batch(tool: str, lines: Sequence[str]) -> None:
-    """Give ``ip`` or ``tc`` many lines in one process."""
+    """Run many lines of ``ip`` or ``tc`` in one process."""
     text = "".join(f"{line}\n" for line in lines)
     try:
         run_tool([find_tool(tool), "-batch", "-"], text=text)

@@ -1,4 +1,4 @@
-"""Background flows in a lab, and how long they took by size."""
+"""Run background flows in a lab, and report flow completion times by size."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ LARGE_BYTES = 10_000_000
 
 
 class SizeClass(msgspec.Struct, frozen=True):
-    """Completion times of the flows of about one size; None where there is none."""
+    """Completion times of the flows of a class of sizes; None if none finished."""
 
     name: str
     flows: int
@@ -33,12 +33,12 @@ class SizeClass(msgspec.Struct, frozen=True):
 
 
 class TrafficReport(msgspec.Struct, frozen=True):
-    """What became of the flows of a workload."""
+    """Completion times of the flows of a workload."""
 
     classes: tuple[SizeClass, ...]
-    """Small (to 100 kB), medium, large (from 10 MB), and all."""
+    """Small (up to 100 kB), medium, large (10 MB or more), and all."""
     records: tuple[FlowRecord, ...]
-    """All of them, also those outside of the margin."""
+    """All flows, also those that are not counted."""
 
 
 class Traffic:
@@ -60,7 +60,7 @@ class Traffic:
             return report(_records(self._agents.finish(self._seconds + 2 * DRAIN_S)), margin_s)
 
     def stop(self, margin_s: float = 0.0) -> TrafficReport:
-        """Stop now, and report; what is under way counts as unfinished."""
+        """Stop now, and report; flows under way count as unfinished."""
         with _naming_failures():
             return report(_records(self._agents.stop()), margin_s)
 

@@ -1,33 +1,25 @@
-"""Which flows the hosts begin, and when: a pure function of the seed."""
+"""Draw background flows (Poisson arrivals) for every host: a pure function of the seed."""
 
 import random
 from collections.abc import Iterator
-from typing import NamedTuple
+from itertools import takewhile
 
 import msgspec
 
+from bytelane.cluster import Arrival, Sizes, poisson_arrivals
 from bytelane.errors import InputError
 from bytelane.lab.links import TOS, Band
-from bytelane.lab.sizes import Sizes
 from bytelane.values import as_number
 
-# A host opens a connection for each.
+# A host opens one connection per flow.
 MOST_FLOWS_PER_S = 10_000
 MOST_S = 86_400
 # How long flows may go on after the last has begun.
 DRAIN_S = 10.0
 
 
-class Arrival(NamedTuple):
-    """A flow that begins."""
-
-    at_s: float
-    destination: int
-    bytes: int
-
-
 class FlowRecord(msgspec.Struct, array_like=True):
-    """A flow and how long it took; None: it did not end."""
+    """A flow and its completion time; None: it did not finish."""
 
     at_s: float
     bytes: int
@@ -42,7 +34,7 @@ class Workload(msgspec.Struct, frozen=True):
     sizes: Sizes
     band: Band = "normal"
     seconds: float | None = None
-    """How long flows begin; None: until it is stopped."""
+    """Duration in which flows start; None: until stopped."""
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -60,11 +52,10 @@ class Workload(msgspec.Struct, frozen=True):
             )
 
     def arrivals(self, host: int, hosts: int) -> Iterator[Arrival]:
-        """Yield what one of the hosts begins, in the order of time."""
-        # A text as seed: Python makes the same numbers of it in every process.
-        chance = random.Random(f"{self.seed}/{host}")
+        """Return the flows that one of the hosts begins, in the order of time."""
+        # A string as seed gives the same numbers in every process.
+        generator = random.Random(f"{self.seed}/{host}")
         others = [other for other in range(hosts) if other != host]
-        at_s = chance.expovariate(self.flows_per_s)
-        while self.seconds is None or at_s < self.seconds:
-            yield Arrival(at_s, chance.choice(others), self.sizes.quantile(chance.random()))
-            at_s += chance.expovariate(self.flows_per_s)
+        flows = poisson_arrivals(generator, self.flows_per_s, self.sizes, others)
+        end_s = float("inf") if self.seconds is None else self.seconds
+        return takewhile(lambda flow: flow.at_s < end_s, flows)

@@ -1,4 +1,4 @@
-"""From what is there to what the simulator wants: a model becomes a Job, a network a Link."""
+"""Profile a model into a Job, and measure a network into a Link, for the simulator."""
 
 from bytelane.measure.fit import Sample, fit_link
 from bytelane.measure.model import profile

@@ -1,12 +1,12 @@
-"""Divide an iteration among its stages and layers. Pure: marks in, seconds out.
+"""Attribute the time of an iteration to stages and layers. Pure: marks in, seconds out.
 
-A mark says what begins at a moment, so the parts add up to the whole iteration, always.
+A mark names the part that begins at a moment, so the parts always add up to the whole iteration.
 
-* Forward: a moment belongs to the call whose gate was passed last. What runs between two modules
+* Forward: a moment belongs to the call whose gate was passed last. Work between two modules
   with parameters (an activation, a pooling) counts for the first of them.
 * Backward: a moment belongs to the uppermost call that is not done yet. So the sum over all calls
-  from the last one down to some call is the moment at which its gradients are complete, and that
-  is what a scheduler has to know.
+  from the last one down to some call is the moment at which its gradients are complete, which the
+  scheduler needs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ STAGES: tuple[Stage, ...] = ("load", "copy", "forward", "loss", "backward", "upd
 
 
 class Mark(NamedTuple):
-    """A moment at which something begins; within backward, at which a call is done."""
+    """A moment at which a part begins; within backward, at which a call is done."""
 
     kind: Kind
     at_s: float
@@ -32,14 +32,14 @@ class Mark(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a moment can belong to; only forward and backward are divided by calls."""
+    """A stage, or one call in it; only forward and backward are divided by calls."""
 
     stage: Stage
     call: int = 0
 
 
 class Slice(NamedTuple):
-    """What a part took, and how many marks were set in that time."""
+    """The time of a part, and the number of marks set in it."""
 
     seconds: float
     marks: int
@@ -67,9 +67,9 @@ def typical(
 ) -> dict[Part, Measured]:
     """Divide the median of the unobserved iterations as the observed ones were divided.
 
-    Each part first gets rid of its own marks at ``mark_s``. Medians of many parts add up to less
-    than the median of the sums, since a disturbance hits another part each time; so they are
-    scaled to fit.
+    The cost of its marks, ``mark_s`` each, is subtracted from each part first. Medians of many
+    parts add up to less than the median of the sums, since a disturbance hits another part
+    each time; so they are scaled to fit.
     """
     parts = dict.fromkeys(part for one in observed for part in one)
     nothing = Slice(0.0, 0)
@@ -86,7 +86,7 @@ def typical(
 
 
 def mark_cost(observed: Sequence[Mapping[Part, Slice]], unobserved_s: Sequence[float]) -> float:
-    """Return how much longer observed iterations take, for each mark.
+    """Return how much longer observed iterations take, per mark.
 
     The quickest ones are compared, since they were disturbed least.
     """
@@ -112,7 +112,7 @@ def _without(part: Slice, mark_s: float) -> float:
 
 
 def _owners(marks: Sequence[Mark]) -> list[Part]:
-    """Return to which part each stretch between two marks belongs."""
+    """Return the part of each interval between two marks."""
     owners = []
     stage: Stage = "other"
     call = 0
@@ -127,9 +127,9 @@ def _owners(marks: Sequence[Mark]) -> list[Part]:
 
 
 def _look_back(owners: list[Part], marks: Sequence[Mark]) -> None:
-    """Settle what only the rest of the iteration can tell."""
+    """Resolve the parts that depend on later marks."""
     done = [mark.call for mark in marks if mark.kind == "done"]
-    uppermost = min(done, default=0)  # which also gets what backward does after the last gradient
+    uppermost = min(done, default=0)  # which also gets the work of backward after the last gradient
     more_forward = False
     for i in reversed(range(len(owners))):
         stage, call = owners[i]
@@ -138,6 +138,6 @@ def _look_back(owners: list[Part], marks: Sequence[Mark]) -> None:
                 uppermost = max(uppermost, marks[i + 1].call)
             owners[i] = Part(stage, uppermost)
         elif stage == "loss":
-            # Between two calls of models nothing is lost yet.
+            # Between two calls of models there is no loss yet.
             owners[i] = Part("forward", call) if more_forward else Part("loss")
         more_forward = more_forward or stage == "forward"

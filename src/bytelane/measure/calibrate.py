@@ -1,4 +1,4 @@
-"""What observing costs: the same hooks on a model that computes next to nothing."""
+"""Measure the cost of the hooks, on a model that computes next to nothing."""
 
 from collections.abc import Callable
 from itertools import cycle, islice
@@ -6,18 +6,18 @@ from itertools import cycle, islice
 import torch
 
 from bytelane.measure.attribution import divide, mark_cost
-from bytelane.measure.gates import every_call
+from bytelane.measure.observation_points import every_call
 from bytelane.measure.observe import Observer
 from bytelane.measure.record import Clock, Recorder
 
-# Then a machine that slowly becomes faster or slower does no harm to the comparison.
+# In this order a slow drift of the machine's speed cancels out.
 OBSERVED = (True, False, False, True)
 LAYERS = 16
 TURNS = 20
 
 
 def in_turns(observer: Observer, iterate: Callable[[], None], count: int) -> None:
-    """Iterate so many times with hooks and as many without."""
+    """Run ``count`` iterations with hooks and as many without, in turns."""
     for observed in islice(cycle(OBSERVED), 2 * count):
         if observed:
             with observer:
@@ -27,7 +27,7 @@ def in_turns(observer: Observer, iterate: Callable[[], None], count: int) -> Non
 
 
 def calibrate(clock: Clock, device: torch.device | str = "cpu") -> float:
-    """Return what a mark costs, in seconds. Uses up no random numbers."""
+    """Return the cost of a mark, in seconds. Draws no random numbers."""
     model = torch.nn.Sequential(*(_Scale(device) for _ in range(LAYERS)))
     recorder = Recorder(clock)
     batch = torch.ones(1, device=device)

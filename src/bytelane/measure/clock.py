@@ -1,4 +1,4 @@
-"""What time it is on the device that computes."""
+"""Clocks of the device that computes: the host's, or CUDA events."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Events in the stream: a GPU is asked only when all is over, so it never waits for us."""
+    """CUDA events in the stream, read only at the end, so that the GPU never waits."""
 
     def moment(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -32,7 +32,7 @@ class CudaClock:
 
 
 def clock_for(model: torch.nn.Module) -> Clock:
-    """Choose by the one device that holds the model."""
+    """Choose the clock by the one device that holds the model."""
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1:
         raise NotSupported(

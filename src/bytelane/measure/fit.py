@@ -1,14 +1,14 @@
 """Fit a link's rate, overhead, latency and floor to the times of messages.
 
 A message of S bytes occupies the link for ``overhead + factor * S / rate``, and is handled for the
-floor meanwhile; its end is known a latency later. Both are done one message after the other, so of
-equal ones each takes the longer of both. With several in flight a latency hides behind the next
-message, if that is long enough.
+floor meanwhile; its end is known a latency later. Link and handling take one message after another,
+so each of several equal messages takes the longer of both. With several in flight a latency hides
+behind the next message, if that is long enough.
 
-Where it is settled which sizes are held up by the floor and which latencies are hidden, every time
-is a sum of slope, overhead, floor and latency, each a known number of times: linear least squares.
-Small messages vary most, so times count by how sure they are; else noise would bend the slope. And
-no model has all that a network does: times that do not fit at all count less than their square.
+Once it is known which sizes the floor limits and which latencies are hidden, every time is a sum of
+slope, overhead, floor and latency, each a known number of times: linear least squares. Small
+messages vary most, so times are weighted by their uncertainty; else noise would bend the slope. And
+no model has all effects of a network: outliers count less than their square.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 # Slope, overhead, floor and latency: any of them is left out where it would come out negative.
 _COLUMNS = [list(some) for count in (4, 3, 2, 1) for some in combinations(range(4), count)]
-# No network is as simple as its model: however sure a time is, it may be missed by this.
+# No network is as simple as its model: even a certain time may be missed by this fraction.
 MISFIT = 0.01
 ROUNDING = 1e-6
 
@@ -36,11 +36,11 @@ class Sample(NamedTuple):
     size: int
     in_flight: int
     messages: int
-    """How many there were in a row."""
+    """Number of messages in a row."""
     seconds: float
     """Per message."""
     uncertainty: float = 0.0
-    """By what fraction that may be wrong: one standard error."""
+    """Relative standard error of ``seconds``."""
 
 
 class _Table(NamedTuple):
@@ -64,11 +64,11 @@ class _Table(NamedTuple):
         return total_s
 
     def misses(self, link_s: Floats) -> Floats:
-        """Return by how many tolerances each time is missed."""
+        """Return the error of each time, in tolerances."""
         return (self.predict_s(link_s) - self.seconds) / self.tolerance_s
 
     def counts(self, takes_s: Floats, latency_s: float) -> tuple[Floats, Floats]:
-        """Return how many messages and latencies there are one after the other, for each sent."""
+        """Return how many messages and latencies are serial, per message sent."""
         rounds = np.ceil(self.messages / self.in_flight)
         in_last_round = self.messages - (rounds - 1) * self.in_flight
         # Either the link never rests until the last message, or each round waits for a latency.
@@ -79,7 +79,7 @@ class _Table(NamedTuple):
 
 
 def fit_link(samples: Sequence[Sample], wire_factor: float) -> Link:
-    """Find the link that misses these times by least, squared and by what each may be missed."""
+    """Find the link with the least squared errors, weighted by tolerance."""
     table = _columns(samples)
     best, least = np.zeros(4), np.inf
     for smallest_free in np.unique(table.size):
@@ -95,7 +95,7 @@ def fit_link(samples: Sequence[Sample], wire_factor: float) -> Link:
 
 
 def relative_errors(link: Link, samples: Sequence[Sample], wire_factor: float) -> tuple[float, ...]:
-    """Return by what fraction the link's predictions are too long."""
+    """Return the relative errors of the link's predictions; positive: too long."""
     link_s = np.array([wire_factor / link.rate, link.overhead_s, link.floor_s, link.latency_s])
     table = _columns(samples)
     return tuple((table.predict_s(link_s) / table.seconds - 1).tolist())
@@ -106,7 +106,7 @@ def _columns(samples: Sequence[Sample]) -> _Table:
 
 
 def _fit_above(smallest_free: float, table: _Table) -> Floats:
-    """Fit as if the floor held up exactly the sizes below this one."""
+    """Fit as if the floor limited exactly the sizes below this one."""
     floored = table.size < smallest_free
     taken = np.stack([np.where(floored, 0, table.size), ~floored, floored])
     latest, tolerance_s = np.array([1.0, 0.0, 0.0, 0.0]), table.tolerance_s
@@ -122,7 +122,7 @@ def _fit_above(smallest_free: float, table: _Table) -> Floats:
 
 
 def _least_squares(rows: Floats, wanted: Floats) -> Floats:
-    """Solve rows @ x = wanted with no x negative, by trying what may be zero."""
+    """Solve rows @ x = wanted with no x negative, by trying which x are zero."""
     best, least = np.zeros(4), np.inf
     for columns in _COLUMNS:
         found = np.zeros(4)
@@ -137,6 +137,6 @@ def _least_squares(rows: Floats, wanted: Floats) -> Floats:
 
 
 def _missed(by: Floats) -> float:
-    """Add up squares, but of what is missed by more than its tolerance only twice the distance."""
+    """Return the Huber loss: squared up to one tolerance, linear beyond."""
     far = np.abs(by)
     return float(np.where(far <= 1, far**2, 2 * far - 1).sum())

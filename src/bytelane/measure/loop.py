@@ -1,17 +1,23 @@
-"""Train a model for a few iterations with hooks, and for as many without."""
+"""Profile a model: train a few iterations with hooks, and as many without."""
 
 import resource
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.data import DataLoader
 
 from bytelane.errors import InputError
+from bytelane.foreign.torch import tree_iter, tree_map_only
 from bytelane.measure.calibrate import calibrate, in_turns
 from bytelane.measure.clock import clock_for
-from bytelane.measure.gates import Gates, every_call, find_gates, look_at, refuse_wrapped
+from bytelane.measure.observation_points import (
+    ObservationPoints,
+    every_call,
+    find_gates,
+    look_at,
+    refuse_wrapped,
+)
 from bytelane.measure.observe import Observer
 from bytelane.measure.preserve import preserved
 from bytelane.measure.record import Clock, Recorder
@@ -19,7 +25,7 @@ from bytelane.measure.result import Profile, TensorUse, make_profile
 from bytelane.values import as_whole, require_whole
 
 Loss = Callable[..., torch.Tensor]
-# At a quarter of a microsecond or more each, and mostly many more if any.
+# Each costs 0.25 us or more, and there are mostly many more if any.
 MANY_FAULTS = 1000
 MOST_ITERATIONS = 1_000_000
 
@@ -35,7 +41,7 @@ def profile_model(
     clock: Clock | None = None,
     every_module: bool = False,
 ) -> Profile:
-    """Do what :func:`bytelane.profile` says; tests bring their own clock.
+    """Implement :func:`bytelane.profile`; tests bring their own clock.
 
     With ``every_module`` each call of any module is a layer, with parameters or without.
     """
@@ -64,7 +70,7 @@ def profile_model(
 
 def require_iterations(iterations: int, warmup: int) -> None:
     if as_whole(iterations, "iterations") < 3:
-        raise InputError(f"{iterations} iterations have no median worth its name; use 3 or more")
+        raise InputError(f"{iterations} iterations are too few for a median; use 3 or more")
     if as_whole(warmup, "warmup") < 1:
         raise InputError(f"a warm-up of {warmup} iterations is not possible; use 1 or more")
     require_whole(iterations, "iterations", 3, MOST_ITERATIONS)
@@ -77,9 +83,9 @@ def _notes(model: torch.nn.Module, faults: float) -> list[str]:
         notes.append("the model is in eval mode, as it was given")
     if faults > MANY_FAULTS:
         notes.append(
-            f"{faults:.0f} page faults an iteration: memory is given back and fetched again, and "
-            "a loop of your own may fare otherwise; MALLOC_TRIM_THRESHOLD_=17179869184 and "
-            "MALLOC_MMAP_THRESHOLD_=33554432 in the environment steady that"
+            f"{faults:.0f} page faults per iteration: memory is returned and fetched again, and "
+            "your own loop may differ; MALLOC_TRIM_THRESHOLD_=17179869184 and "
+            "MALLOC_MMAP_THRESHOLD_=33554432 in the environment avoid that"
         )
     return notes
 
@@ -88,8 +94,8 @@ def _page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def tensors_of(gates: Gates) -> list[TensorUse]:
-    """Return what would have to be synchronised if it gets a gradient."""
+def tensors_of(gates: ObservationPoints) -> list[TensorUse]:
+    """Return the tensors to synchronise, if they get a gradient."""
     return [
         TensorUse(name, p.numel() * p.element_size(), gates.users[name])
         for name, p in gates.parameters.items()
@@ -161,7 +167,7 @@ def _devices(batch: Any) -> list[torch.device]:
 
 
 def _endless(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Begin again when the data are through."""
+    """Repeat a data loader for ever."""
     while True:
         empty = True
         for batch in loader:
@@ -172,7 +178,7 @@ def _endless(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def _value(output: Any, loss: Loss | None, target: tuple[Any, ...]) -> torch.Tensor:
-    """Make one number of what the model returns."""
+    """Reduce the output of the model to one number, the loss."""
     if loss is not None:
         return loss(output, *target)
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
@@ -181,6 +187,6 @@ def _value(output: Any, loss: Loss | None, target: tuple[Any, ...]) -> torch.Ten
     if not isinstance(found, torch.Tensor):
         raise InputError(
             f"the model returns a {type(output).__name__} without a loss; "
-            "say with loss=... how a number comes of it"
+            "give loss=..., a function that makes a number of it"
         )
     return found.sum()

@@ -1,4 +1,4 @@
-"""Measure the loopback between processes of this machine."""
+"""Measure the network between local ranks, over the loopback device."""
 
 import os
 import tempfile
@@ -19,18 +19,18 @@ from bytelane.errors import InputError, TrainingError
 from bytelane.lab import open_sockets, pace
 from bytelane.lifetime import end_with_parent, scratch_folder
 from bytelane.measure.network import NetworkProfile, profile_network
-from bytelane.measure.taps import replaced
+from bytelane.measure.patches import replaced
 
 LIMIT_S = 300.0
 
 
 def profile_loopback(workers: int, rate: float | None, budget_s: float) -> NetworkProfile:
-    """Start local ranks, with connections slowed down to a rate if there is one."""
+    """Start local ranks, and measure; ``rate`` slows their connections down."""
     if not 2 <= workers <= 64:
         raise InputError(f"{workers} workers cannot be measured on one machine; use 2 to 64")
     with scratch_folder() as folder:
         arguments = (workers, str(folder), rate, budget_s)
-        # A rank's error comes as a pickle in a temporary file: none that others could write.
+        # A rank's error comes as a pickle in a temporary file, which other users must not write.
         with replaced(tempfile, "tempdir", str(folder)):
             ranks = start_processes(  # type: ignore[no-untyped-call]
                 _rank, arguments, workers, join=False, daemon=True

@@ -1,4 +1,4 @@
-"""``bytelane.profile``: a model becomes a job."""
+"""``bytelane.profile``: measure a model, and return its job."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,13 @@ def profile(
     iterations: int = 20,
     warmup: int = 3,
 ) -> Profile:
-    """Measure what each layer of a model computes and has to synchronise; ``.job`` is the job.
+    """Measure the computing time and the gradient bytes of each layer; ``.job`` is the job.
 
-    The model trains for a while as it stands, and is then put back, with the optimizer and all
-    random numbers: nothing changes but the time of day. Memory for a copy of all that is needed.
+    The model trains for some iterations; then it, the optimizer and all random states are restored.
+    That needs memory for a copy of them.
 
-    ``batch`` is a tensor, a dict (handed over as keywords), a tuple (as arguments), or a
-    DataLoader of those, whose time then counts as loading. With a ``loss`` the last of a tuple is
+    ``batch`` is a tensor, a dict (passed as keywords), a tuple (as arguments), or a DataLoader of
+    those, whose time then counts as loading. With a ``loss`` the last of a tuple is
     the target: ``loss(model(*inputs), target)``; of anything else, ``loss(model(batch))`` is taken.
     Without one it is the output's own ``loss``, or else the sum of the (first) output.
 

@@ -1,4 +1,4 @@
-"""Time real all-reduces over several sizes and numbers in flight, and fit a link to them."""
+"""Time all-reduces of several sizes and numbers in flight, and fit a link to them."""
 
 import itertools
 import time
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Send(Protocol):
-    """Sends so many messages of one size, so many at a time; returns the seconds that it took."""
+    """Sends messages of one size, up to ``in_flight`` at a time; returns the seconds it took."""
 
     def __call__(
         self, group: "dist.ProcessGroup", size: int, messages: int, in_flight: int
@@ -33,8 +33,8 @@ FEW_SIZES = tuple(2**k for k in (14, 17, 19, 20, 21))
 IN_FLIGHT = (1, 2)
 # The times of small messages vary most, so there are more of them in a row.
 ROW_BYTES = 2**22
-# After a pause a shaped link lets some bytes through at once, and would look faster than it is:
-# they are used up by a message that does not count.
+# After a pause a shaped link lets a burst through, and would look faster than it is: a message that
+# is not counted uses up the burst.
 LEAD_BYTES = 2**18
 LEAST_MESSAGES, MOST_MESSAGES = 4, 16
 LEAST_ROUNDS, MOST_ROUNDS = 3, 500
@@ -43,25 +43,25 @@ SURE = 0.01
 
 
 class NetworkProfile(msgspec.Struct, frozen=True):
-    """What was found out about the network between some workers."""
+    """The measured network between some workers."""
 
     workers: int
     link: Link
     samples: tuple[Sample, ...]
     errors: tuple[float, ...]
-    """A link fitted to every other size only, on the sizes between: predicted / measured - 1."""
+    """Of a link fitted to every other size, on the sizes between: predicted / measured - 1."""
 
     def efficiency(self, sample: Sample) -> float:
-        """Return how much of the link's rate these messages got."""
-        wire_s = Cluster(self.workers, self.link).wire_factor * sample.size / self.link.rate
+        """Return the share of the link's rate that these messages got."""
+        wire_s = Cluster.star(self.workers, self.link).wire_factor * sample.size / self.link.rate
         return wire_s / sample.seconds
 
 
 def profile_network(group: "dist.ProcessGroup", budget_s: float = 20.0) -> NetworkProfile:
-    """Time all-reduces for about so long; every rank of the group must call this."""
+    """Time all-reduces for about ``budget_s``; every rank of the group must call this."""
     samples = take_samples(group, SIZES, IN_FLIGHT, budget_s, all_reduce_row)
     workers = group.size()
-    factor = Cluster(workers, Link(1.0)).wire_factor
+    factor = Cluster.star(workers, Link(1.0)).wire_factor
     return NetworkProfile(
         workers=workers,
         link=fit_link(samples, factor),
@@ -75,11 +75,11 @@ def measure_link(
 ) -> tuple[Link, list[Sample]]:
     """Fit a link quickly, to few sizes; every rank of the group must call this.
 
-    ``send`` sends a row of messages in a way of one's own. Training must not end because a moment
-    was noisy: where nothing fits, the link is one on which the largest messages take their time.
+    ``send`` replaces the plain all-reduces. Training must not end because a measurement is noisy:
+    where no link fits, only a rate is returned, from the largest messages.
     """
     samples = take_samples(group, FEW_SIZES, IN_FLIGHT, budget_s, send or all_reduce_row)
-    factor = Cluster(group.size(), Link(1.0)).wire_factor
+    factor = Cluster.star(group.size(), Link(1.0)).wire_factor
     try:
         return fit_link(samples, factor), samples
     except InputError:
@@ -87,13 +87,13 @@ def measure_link(
 
 
 def through_the_largest(samples: Sequence[Sample], wire_factor: float) -> Link:
-    """Return the link that has nothing but a rate: that at which the largest messages went."""
+    """Return a link with only a rate: that of the largest messages."""
     largest = max(samples)
     return Link(wire_factor * largest.size / largest.seconds)
 
 
 def held_out_errors(samples: Sequence[Sample], wire_factor: float) -> tuple[float, ...]:
-    """Fit every other size, and return by how much the others are missed."""
+    """Fit every other size, and return the relative errors on the sizes between."""
     half = sorted({sample.size for sample in samples})[::2]
     link = fit_link([s for s in samples if s.size in half], wire_factor)
     return relative_errors(link, [s for s in samples if s.size not in half], wire_factor)
@@ -106,10 +106,10 @@ def take_samples(
     budget_s: float,
     send: Send,
 ) -> list[Sample]:
-    """Time every size with every number in flight, in turns, until all are sure or time is up.
+    """Time every size with every number in flight, in turns, until all are certain or time is up.
 
-    A time is that of the slowest rank, so all ranks see the same times and stop together. What was
-    sent before has an influence on it, so the turns are shuffled, on all ranks alike.
+    A time is that of the slowest rank, so all ranks see the same times and stop together. The
+    message before influences it, so the turns are shuffled, the same on all ranks.
     """
     times: dict[tuple[int, int], list[float]] = {
         cell: [] for cell in itertools.product(sizes, in_flight)
@@ -137,8 +137,8 @@ def take_samples(
 def _usual(times: Sequence[float]) -> Sequence[float]:
     """Return the half in the middle.
 
-    Small messages take one time or twice that, as luck has it with threads: a median would jump
-    from one to the other, and a mean from one rare stall to the next.
+    Small messages take one time or twice that, depending on thread scheduling: a median would jump
+    between the two, and a mean would follow rare stalls.
     """
     left_out = max(1, len(times) // 4)
     return sorted(times)[left_out : len(times) - left_out]
@@ -154,7 +154,7 @@ def messages_in_a_row(size: int) -> int:
 
 
 def all_reduce_row(group: "dist.ProcessGroup", size: int, messages: int, in_flight: int) -> float:
-    """Send a row of messages with at most so many under way, and return the seconds it took."""
+    """Send a row of messages, at most ``in_flight`` at a time; return the seconds it took."""
     import torch
 
     tensors = [torch.zeros(size // 4) for _ in range(messages)]
@@ -171,7 +171,7 @@ def all_reduce_row(group: "dist.ProcessGroup", size: int, messages: int, in_flig
 
 
 def lead_in(group: "dist.ProcessGroup") -> None:
-    """Let all ranks begin together, on a link that has not rested."""
+    """Synchronise all ranks, and use up the burst of a link that was idle."""
     import torch
 
     group.allreduce([torch.zeros(LEAD_BYTES // 4)]).wait()

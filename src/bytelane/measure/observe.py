@@ -1,4 +1,4 @@
-"""Hooks that see a model's forward and backward pass, and can be taken off again."""
+"""Attach hooks that mark a model's forward and backward pass; they can be removed again."""
 
 import contextlib
 import functools
@@ -6,19 +6,19 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
-from torch.utils._pytree import tree_iter
 
-from bytelane.measure.gates import Gates, when_complete
+from bytelane.foreign.torch import tree_iter
+from bytelane.measure.observation_points import ObservationPoints, when_complete
 from bytelane.measure.record import Recorder
 
-# Of a module without a gradient of its own, no more operations than this are gone through.
+# The most autograd nodes that are searched for a module without a gradient of its own.
 MOST_NODES = 200
 
 
 class Observer:
-    """Marks gates, gradients, and the end of what has no gradient of its own."""
+    """Marks gates, gradients, and the end of calls without a gradient of their own."""
 
-    def __init__(self, gates: Gates, recorder: Recorder) -> None:
+    def __init__(self, gates: ObservationPoints, recorder: Recorder) -> None:
         self._gates = gates
         self._recorder = recorder
         self._hooks = contextlib.ExitStack()
@@ -53,12 +53,12 @@ class Observer:
         self.detach()
 
     def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
-        # Evaluation is none of our business, nor is a forward that backward repeats.
+        # Skip evaluation, and a forward pass that backward repeats (checkpointing).
         if torch.is_grad_enabled() and self._recorder.stage != "backward":
             self._recorder.mark("forward")
 
     def _pass_gate(self, name: str, module: torch.nn.Module, arguments: Any, keywords: Any) -> None:
-        # Not whether gradients are on: checkpointing turns them off.
+        # Not is_grad_enabled(): checkpointing turns gradients off.
         if self._recorder.stage != "forward":
             return
         call = len(self._recorder.calls)
@@ -102,12 +102,12 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def _sources(values: Any) -> set[Node]:
-    """Return the operations that made these tensors."""
+    """Return the autograd nodes that made these tensors."""
     return {get_gradient_edge(tensor).node for tensor in _tensors(values)}
 
 
 def _readers(outputs: set[Node], inputs: set[Node]) -> list[Node]:
-    """Return the operations on the way to the outputs that read the inputs themselves."""
+    """Return the autograd nodes between inputs and outputs that read the inputs directly."""
     found, waiting, seen = [], list(outputs - inputs), set(outputs)
     while waiting and len(seen) < MOST_NODES:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""Use somebody's model and optimizer, and leave no trace in them."""
+"""Save and restore a model, an optimizer and random states around profiling."""
 
 import collections
 import contextlib
@@ -9,12 +9,14 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import torch
 
+from bytelane.foreign.torch import put_buffer
+
 
 @contextlib.contextmanager
 def preserved(
     modules: Iterable[torch.nn.Module], optimizer: torch.optim.Optimizer | None
 ) -> Iterator[None]:
-    """Put everything back in the end: weights, gradients, buffers, optimizer, random numbers."""
+    """Restore weights, gradients, buffers, optimizer and random states after the block."""
     modules = [one for module in modules for one in module.modules()]
     parameters = {id(p): p for module in modules for p in module.parameters(recurse=False)}
     if optimizer is not None:
@@ -49,12 +51,12 @@ def _put_back(
 ) -> None:
     with torch.no_grad():
         buffer.copy_(value)
-    module._buffers[name] = buffer  # a module may have put another one in its place
+    put_buffer(module, name, buffer)  # a module may have replaced it
 
 
 @contextlib.contextmanager
 def _optimizer(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Let it work on copies of its state and settings."""
+    """Let the optimizer work on copies of its state and parameter groups."""
     own = dict(vars(optimizer))
     state = {parameter: copy.deepcopy(values) for parameter, values in optimizer.state.items()}
     optimizer.state = collections.defaultdict(dict, state)

@@ -1,4 +1,4 @@
-"""Write down the marks of iterations, one after the other."""
+"""Record the marks of iterations: the start of each stage and call."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -7,7 +7,7 @@ from bytelane.measure.attribution import Kind, Mark
 
 
 class Clock(Protocol):
-    """Moments are whatever the clock makes of them until somebody asks for seconds."""
+    """Takes moments, in a form of its own, and converts them to seconds later."""
 
     def moment(self) -> Any: ...
 
@@ -17,7 +17,7 @@ class Clock(Protocol):
 
 
 class Iteration(NamedTuple):
-    """What was seen of one iteration; without hooks no calls are seen."""
+    """The marks, calls and gradients of one iteration; without hooks there are no calls."""
 
     marks: list[Mark]
     calls: tuple[str, ...]
@@ -30,7 +30,7 @@ class Iteration(NamedTuple):
 
 
 class Recorder:
-    """Keeps moments as the clock made them; seconds are asked for only at the end."""
+    """Keeps moments in the clock's form; converts them to seconds only at the end."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -38,7 +38,7 @@ class Recorder:
         self.begin()
 
     def begin(self) -> None:
-        """An iteration begins; what is unfinished is forgotten."""
+        """Begin an iteration; drop an unfinished one."""
         self._marks: list[tuple[Kind, Any, int]] = []
         self.calls: list[str] = []
         self.gradients: set[str] = set()
@@ -48,7 +48,7 @@ class Recorder:
         self.mark_at(self.now(), kind, call)
 
     def mark_at(self, moment: Any, kind: Kind, call: int = 0) -> None:
-        """Mark a moment that was taken before, and none after it."""
+        """Add a mark at an earlier moment, after which no other was marked."""
         self._marks.append((kind, moment, call))
         if kind not in ("gate", "done"):
             self.stage = kind
@@ -57,12 +57,12 @@ class Recorder:
         return self.clock.moment()
 
     def end(self) -> None:
-        """The iteration is over."""
+        """End the iteration."""
         self.mark("end")
         self._finished.append((self._marks, tuple(self.calls), self.gradients))
 
     def forget(self) -> None:
-        """Drop what was only to warm up."""
+        """Drop the iterations so far, e.g. the warm-up."""
         self._finished.clear()
 
     def iterations(self) -> list[Iteration]:

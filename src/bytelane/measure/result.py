@@ -1,4 +1,4 @@
-"""What profiling found: a job, and how sure its times are."""
+"""The result of profiling: a job, and the spread of its times."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from bytelane.measure.attribution import (
 from bytelane.measure.record import Iteration
 
 LOSS = "(loss)"
-# More than this between the quartiles, and the figures are to be taken with care.
+# With more than this fraction between the quartiles, the times are uncertain.
 NOISY = 0.1
 
 
@@ -43,27 +43,27 @@ class LayerTime(msgspec.Struct, frozen=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """A job as it was measured; together its times are those of an unobserved iteration."""
+    """A measured job; its times add up to those of an iteration without hooks."""
 
     job: Job
     iteration: Measured
     """Without hooks."""
     observed: Measured
-    """With them."""
+    """With hooks."""
     marks: int
-    """How many there are in an observed iteration."""
+    """Number of marks per observed iteration."""
     mark_s: float
-    """What each of them costs; that is taken off."""
+    """Cost of a mark, which is subtracted."""
     stages: dict[str, Measured]
     layers: tuple[LayerTime, ...]
     counted: int
-    """How many observed iterations the medians are of."""
+    """Number of observed iterations in the medians."""
     notes: tuple[str, ...]
-    """What one should know about the figures, in sentences."""
+    """Remarks about the times, in sentences."""
 
     @property
     def overhead_s(self) -> float:
-        """What observing adds to an iteration, as far as noise lets one see it."""
+        """Time that the hooks add to an iteration, noise included."""
         return self.observed.median_s - self.iteration.median_s
 
 
@@ -76,8 +76,8 @@ def make_profile(
 ) -> Profile:
     """Make a profile of observed iterations and of others without hooks among them.
 
-    ``mark_s`` is what a mark costs where nothing is computed. Where it costs less here, as on a GPU
-    that is behind anyway, less is taken off.
+    ``mark_s`` is the cost of a mark where nothing is computed. Where a mark costs less, as on a GPU
+    that lags behind the host anyway, less is subtracted.
     """
     unobserved_s = [one.seconds for one in iterations if not one.calls]
     alike, odd = _alike([one for one in iterations if one.calls])
@@ -89,7 +89,7 @@ def make_profile(
     found = [*notes, *_notes(tensors, gradients, iteration)]
     if odd:
         several = f"{odd} of {odd + len(alike)} iterations"
-        found.append(f"{several} are left out: they used the model in another way")
+        found.append(f"{several} are left out: they called other modules, or in another order")
     return Profile(
         job=_job(name, calls, [t for t in tensors if t.name in gradients], times),
         iteration=iteration,
@@ -112,11 +112,11 @@ def _alike(observed: Sequence[Iteration]) -> tuple[list[Iteration], int]:
     if way[1] > 1:
         raise NotSupported(
             f"backward() runs {way[1]} times in an iteration; gradient accumulation cannot be "
-            "profiled yet: use one backward() a step"
+            "profiled yet: use one backward() per step"
         )
     if 2 * often < len(observed) or often < 2:
         raise NotSupported(
-            "the model is used in another way in most iterations; a job needs a fixed order"
+            "most iterations call the modules in different orders; a job needs a fixed order"
         )
     alike = [one for one in observed if (one.calls, _passes(one)) == way]
     return alike, len(observed) - often
@@ -133,7 +133,9 @@ def _notes(
     unused = [tensor.name for tensor in tensors if tensor.name not in gradients]
     if unused:
         shown = ", ".join(unused[:3]) + (", ..." if len(unused) > 3 else "")
-        notes.append(f"unused, since no gradient came: {shown} ({len(unused)} of {len(tensors)})")
+        notes.append(
+            f"unused, since they got no gradient: {shown} ({len(unused)} of {len(tensors)})"
+        )
     if iteration.spread_s > NOISY * iteration.median_s:
         percent = 100 * iteration.spread_s / iteration.median_s
         notes.append(f"the machine was busy: half of the iterations differ by {percent:.0f} %")
@@ -164,7 +166,7 @@ def _job(
 
 
 def _used_in(calls: Sequence[str], tensor: TensorUse) -> tuple[int, ...]:
-    """Number the calls that use a tensor; if nobody was seen to, it is needed from the start."""
+    """Return the calls that use a tensor; if none was seen, it is needed from the start."""
     return tuple(i for i, call in enumerate(calls) if call in tensor.users) or (0,)
 
 
@@ -178,7 +180,7 @@ def _layers(calls: Sequence[str], times: Mapping[Part, Measured]) -> tuple[Layer
 
 
 def _numbered(calls: Sequence[str]) -> list[str]:
-    """Tell the calls of one module apart."""
+    """Number repeated calls of a module: name, name#2, name#3."""
     seen = Counter[str]()
     names = []
     for call in calls:
@@ -190,7 +192,7 @@ def _numbered(calls: Sequence[str]) -> list[str]:
 def _stages(
     times: Mapping[Part, Measured], observed: Sequence[Mapping[Part, Slice]]
 ) -> dict[str, Measured]:
-    """Add the parts of each stage up; its spread is that of its own sums."""
+    """Add up the parts of each stage; the spread is that of the sums."""
     found: dict[str, Measured] = {}
     for stage in STAGES:
         parts = [part for part in times if part.stage == stage]

@@ -1,7 +1,7 @@
-"""Watch an unedited training script, and end it when enough was seen.
+"""Profile an unedited training script, and end it after enough iterations.
 
-The script runs in this process, as ``python script.py`` would run it. Once it is known what it
-trains, that model is observed in every other pair of iterations. An iteration lasts from the end of
+The script runs in this process, as ``python script.py`` would run it. Once the model that it trains
+is known, it is observed in every other pair of iterations. An iteration lasts from the end of
 a step to the end of the next one.
 """
 
@@ -23,20 +23,20 @@ from torch.optim.optimizer import (
 from bytelane.errors import InputError
 from bytelane.measure.calibrate import OBSERVED, calibrate
 from bytelane.measure.clock import clock_for
-from bytelane.measure.find import Finder, Stop, Trained
 from bytelane.measure.loop import require_iterations, tensors_of
 from bytelane.measure.observe import Observer
+from bytelane.measure.patches import replaced, tapped
 from bytelane.measure.record import Recorder
 from bytelane.measure.result import Profile, make_profile
-from bytelane.measure.taps import replaced, tapped
+from bytelane.measure.script_discovery import Discovered, Finder, Stop
 
 Say = Callable[[str], None]
-# With fewer of either kind nothing can be said.
+# The fewest iterations, with hooks and without, that make a profile.
 LEAST = 3
 
 
 class ScriptFailed(Exception):
-    """The script ended with an error of its own: its last words and its exit code."""
+    """The script ended with an error of its own: its traceback and its exit code."""
 
     def __init__(self, words: str, code: int) -> None:
         super().__init__(words)
@@ -46,7 +46,7 @@ class ScriptFailed(Exception):
 def profile_script(
     script: Path, arguments: Sequence[str], *, iterations: int, warmup: int, say: Say
 ) -> Profile:
-    """Run a script until so many iterations were observed, and as many without hooks."""
+    """Run a script until ``iterations`` were observed, and as many ran without hooks."""
     require_iterations(iterations, warmup)
     if not script.is_file():
         raise InputError(f"{script}: there is no such file")
@@ -64,7 +64,7 @@ def profile_script(
 
 
 class _Watch:
-    """Follows the iterations of a model that was found."""
+    """Follows the iterations of the model that the script trains."""
 
     def __init__(self, iterations: int, warmup: int, say: Say) -> None:
         self._turns = chain(repeat(None, warmup), islice(cycle(OBSERVED), 2 * iterations))
@@ -73,7 +73,7 @@ class _Watch:
         self._warmup = warmup
         self._say = say
         self._hooks = contextlib.ExitStack()
-        self._trained: Trained | None = None
+        self._trained: Discovered | None = None
 
     def __enter__(self) -> "_Watch":
         return self
@@ -85,8 +85,8 @@ class _Watch:
     def has_enough(self) -> bool:
         return self._done == self._wanted
 
-    def begin(self, trained: Trained) -> None:
-        """It is known what is trained: from the end of this iteration on, watch."""
+    def begin(self, trained: Discovered) -> None:
+        """Observe the model that was found, from the end of this iteration on."""
         self._trained = trained
         device = next(trained.model.parameters()).device
         clock = clock_for(trained.model)
@@ -106,7 +106,7 @@ class _Watch:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self.has_enough:
-            raise Stop  # somebody has caught the first one
+            raise Stop  # the script has caught the first one
         self._recorder.mark("update")
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -130,7 +130,7 @@ class _Watch:
         self._recorder.begin()
 
     def profile(self, script: Path) -> Profile:
-        """Make a profile of what was seen."""
+        """Make a profile of the recorded iterations."""
         if self._trained is None:
             raise InputError(
                 f"{script} ended without training: no optimizer made two steps in this process"
@@ -150,7 +150,7 @@ class _Watch:
 
 
 def run_script(script: Path, arguments: Sequence[str]) -> None:
-    """Run it as Python would."""
+    """Run a script as ``python script.py`` does."""
     with (
         replaced(sys, "argv", [str(script), *arguments]),
         replaced(sys, "path", [str(script.resolve().parent), *sys.path]),
@@ -166,7 +166,7 @@ def run_script(script: Path, arguments: Sequence[str]) -> None:
 
 
 def _own_traceback(error: Exception, script: Path) -> str:
-    """Print it as if the script had been started alone."""
+    """Format the traceback as if Python had run the script directly."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != str(script):
         frames = frames.tb_next

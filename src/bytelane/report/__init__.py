@@ -1,4 +1,4 @@
-"""Numbers that people would rather see."""
+"""Draw simulations and measurements with matplotlib, and tabulate sweeps."""
 
 from bytelane.report.bars import draw_bars
 from bytelane.report.overlay import draw_overlay

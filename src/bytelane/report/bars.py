@@ -1,4 +1,4 @@
-"""Draw what each policy makes of a job, beside fifo and the optimum."""
+"""Draw a bar chart of the iteration time under each policy, with fifo and the optimum."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,12 +15,12 @@ MS = 1e3
 
 
 def draw_bars(found: Mapping[str, Simulation], path: str | Path) -> None:
-    """Write a bar a policy, the fastest on top; fifo and the optimum must be among them."""
+    """Write one bar per policy, the fastest on top; fifo and the optimum must be among them."""
     save_figure(bars_figure(found), path)
 
 
 def bars_figure(found: Mapping[str, Simulation]) -> "Figure":
-    """Draw that picture without writing it."""
+    """Draw the bar chart without writing it."""
     fifo, optimum = found["fifo"], found["optimal"]
     figure = new_figure(9, 1.8 + 0.34 * len(found))
     axes = figure.subplots()
@@ -55,12 +55,12 @@ def gain_percent(before_s: float, after_s: float) -> float:
 
 
 def format_gain(percent: float) -> str:
-    """Print a gain with its sign; what is rounded to nothing has none to speak of."""
-    return f"{round(percent, 1) + 0.0:+.1f} %"  # adding zero makes 0.0 of -0.0
+    """Print a gain with its sign."""
+    return f"{round(percent, 1) + 0.0:+.1f} %"  # adding 0.0 turns -0.0 into 0.0
 
 
 def _write_column(axes: "Axes", right: float, title: str, cells: list[str]) -> None:
-    """Write beside the bars what they say."""
+    """Write a column of numbers beside the bars."""
     where = axes.get_yaxis_transform()
     for place, text in enumerate([title, *cells], start=-1):
         weight = "bold" if text is title else "normal"

@@ -1,6 +1,6 @@
-"""Draw a panel: rows of computing, a line for each layer below them, and the rates of the link.
+"""Draw a panel of a timeline: rows of computing, one line per layer, and the rates of the link.
 
-Heights are counted in lines; the first layer's is at 0, the next at 1.
+Heights are counted in lines; the first layer is at 0, the next at 1.
 """
 
 from typing import TYPE_CHECKING
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 # The rows of computing, and what is drawn in each.
 ROWS = {"backward": ("backward", "outside"), "forward": ("forward", "update")}
-# Up to so many lines have arrows, and so many a name each.
+# The most lines that have arrows, and that have a name each.
 MOST_ARROWS, MOST_NAMES = 12, 36
 LONGEST_NAME = 30
-# About so many letters of a bar's name fit into the width of a picture.
+# About how many letters fit into the width of a picture.
 LETTERS = 130
 MS = 1e3
 GIGABITS = 8e-9
@@ -32,7 +32,7 @@ def row_height(panel: Panel) -> float:
 
 
 def top(panel: Panel) -> float:
-    """Return where the rows of computing begin, above the lines."""
+    """Return the height at which the rows of computing begin, above the lines."""
     return -1.0 - row_height(panel) * len(ROWS)
 
 
@@ -64,7 +64,7 @@ def draw_lines(axes: "Axes", panel: Panel) -> None:
     line = panel.each_time(np.arange(panel.lines))
     ready, arrived, needed, used = (MS * panel.repeated(moments) for moments in panel.slack[1:5])
     late = arrived > needed
-    # Strokes of many lines must not grow together to a surface.
+    # Strokes of many lines must not merge into a surface.
     width = min(1.0, max(0.35, 14 / max(1, panel.lines)))
     draw_level(axes, ready, arrived, line, MARKS["queued"], width)
     draw_level(axes, arrived, used, line, MARKS["slack"], 1.4 * width)

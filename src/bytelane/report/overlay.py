@@ -23,7 +23,7 @@ class Pair(NamedTuple):
 
 
 def draw_overlay(pairs: Sequence[Pair], path: str | Path) -> None:
-    """Write one picture: a panel a run, in it four rows (predicted and real; compute and link)."""
+    """Write one picture: a panel per run with four rows (predicted and real; compute and link)."""
     figure = new_figure(11, 0.6 + 2.6 * len(pairs))
     panels = figure.subplots(len(pairs), 1, sharex=True, squeeze=False)[:, 0]
     for axes, pair in zip(panels, pairs, strict=True):

@@ -1,4 +1,4 @@
-"""What a panel of a timeline shows, in numbers: the steady state, as often as it is wanted."""
+"""Compute the numbers of a timeline panel: the steady state, repeated for every iteration."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -10,8 +10,8 @@ from bytelane.sim import Simulation
 from bytelane.sim.accounts import Messages, messages
 from bytelane.sim.layout import Floats
 from bytelane.sim.slack import Slack, layer_slack
+from bytelane.sim.spans import steps
 from bytelane.sim.steady import Steady, steady
-from bytelane.sim.story import steps
 from bytelane.trace import Kind
 
 
@@ -32,8 +32,8 @@ class Panel(NamedTuple):
     slack: Slack
     sent: Messages
     periods_s: Floats
-    """When each iteration that is shown begins, and before them the one whose transfers may still
-    be on the link."""
+    """Start of each iteration shown, and of the one before, whose transfers may still be on the
+    link."""
 
     @classmethod
     def of(cls, found: Simulation, iterations: int) -> "Panel":
@@ -47,26 +47,26 @@ class Panel(NamedTuple):
 
     @property
     def end_s(self) -> float:
-        """When the forward pass is over that uses the last of what is shown."""
+        """End of the forward pass that uses the last tensors shown."""
         last = 2 * len(self.found.job.layers) - 1
         return float(self.periods_s[-1] + self.one.next_end[last])
 
     @property
     def stages(self) -> list[str]:
-        return [stage.name for stage in self.found.schedule.stages]
+        return [stage.collective for stage in self.found.schedule.stages]
 
     def repeated(self, moments_s: Floats) -> Floats:
-        """Return these moments of every iteration that is shown."""
+        """Return these moments for every iteration shown."""
         return np.add.outer(self.periods_s, moments_s).ravel()
 
     def each_time(self, values: Floats | Ints) -> Floats:
-        """Return values that are the same in every one, once for each."""
+        """Return values that all iterations share, once per iteration."""
         return np.tile(values.astype(np.float64), self.periods_s.size)
 
     def steps(self) -> list[Step]:
-        """Return what is computed, with the forward pass that follows the last iteration.
+        """Return the steps of computing, with the forward pass that follows the last iteration.
 
-        Steps that take no time are there too: there may be a wait before them.
+        Steps that take no time are included: there may be a wait before them.
         """
         one, described = self.one, list(steps(self.found.job))
         forward = 2 * len(self.found.job.layers)
@@ -90,15 +90,15 @@ class Panel(NamedTuple):
 
 
 def waits(computed: list[Step]) -> list[tuple[float, float]]:
-    """Return when nothing is computed, as starts and ends."""
-    # Iterations that are shifted by a period meet but for rounding.
+    """Return the gaps in computing, as starts and ends."""
+    # Where iterations that are shifted by a period meet, rounding leaves gaps.
     least_s = 1e-9 * (computed[-1].end_s - computed[0].start_s)
     gaps = ((step.end_s, after.start_s) for step, after in pairwise(computed))
     return [(start, end) for start, end in gaps if end - start > least_s]
 
 
 def rate_over_time(starts_s: Floats, ends_s: Floats, sizes: Floats) -> tuple[Floats, Floats]:
-    """Return the moments at which the rate changes, and the bytes a second from each of them on.
+    """Return the moments at which the rate changes, and the bytes per second from each of them on.
 
     A message's bytes are spread evenly over the time that it occupies the link.
     """

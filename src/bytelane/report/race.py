@@ -1,4 +1,4 @@
-"""Draw how long an iteration takes in several ways, beside the bound."""
+"""Draw measured iteration times as bars, beside the bound."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ MS = 1e3
 
 
 class Racer(NamedTuple):
-    """One bar: what was measured, once a repetition, and what stands for all of them."""
+    """One bar: the median iteration time, and that of each repetition."""
 
     name: str
     iteration_s: float
@@ -27,7 +27,7 @@ def draw_race(
     communication_s: float,
     path: str | Path,
 ) -> None:
-    """Write a bar a racer with its loss over the bound, then computing and communication alone."""
+    """Write one bar per racer, split at the bound, then computing and communication alone."""
     bound_s = max(compute_s, communication_s)
     figure = new_figure(9, 1.7 + 0.4 * (len(racers) + 2))
     axes = figure.subplots()

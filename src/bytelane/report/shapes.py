@@ -1,4 +1,4 @@
-"""Many boxes or strokes at once, fast: thousands of pieces are one shape to the drawing library."""
+"""Draw thousands of boxes or strokes fast, as one matplotlib collection."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 Numbers = npt.NDArray[np.float64]
 
-# In an SVG file so many shapes are better kept as an image.
+# In an SVG file more shapes than this are kept as an image.
 TOO_MANY = 4000
 # A white edge would hide a box that is narrower than this share of the picture, or lower.
 NARROW = 0.003

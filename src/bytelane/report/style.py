@@ -1,4 +1,4 @@
-"""What all pictures share: colours, how a figure begins, and how it becomes a file."""
+"""Colours, figures and files that all pictures share."""
 
 import warnings
 from pathlib import Path
@@ -21,7 +21,7 @@ COLOURS = {
     "outside": "#cccccc",
     "transfer": "#cc503e",
 }
-# What is no span of a trace, but drawn beside them.
+# Marks that are drawn beside the spans of a trace.
 MARKS = {
     "later transfer": "#eda08f",
     "waiting": "#73398c",
@@ -45,7 +45,7 @@ def require_picture(path: str | Path) -> None:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Make an empty figure of that many inches."""
+    """Make an empty figure; sizes in inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -58,23 +58,25 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def save_figure(figure: "Figure", path: str | Path) -> None:
-    """Write a picture in the format that its name says, the same bytes every time."""
+    """Write a picture in the format of its suffix; the same picture is the same bytes."""
     from matplotlib import rc_context
 
     require_picture(path)
     metadata: dict[str, Any] = {"Date": None} if Path(path).suffix.lower() == ".svg" else {}
     with rc_context({"svg.hashsalt": "bytelane"}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name in letters we have not got
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing"
+        )  # a name in letters that the font lacks
         figure.savefig(path, dpi=150, metadata=metadata)
 
 
 def plain(name: str) -> str:
-    """Keep a name from being read as a formula, and from holding what no SVG file may hold."""
+    """Escape dollar signs, which begin a formula, and characters that no SVG file may hold."""
     return one_line(name).replace("$", r"\$")
 
 
 def heading(job: Job, cluster: Cluster) -> str:
-    """Say what was trained and on what, in two lines."""
+    """Describe job and cluster, in two lines."""
     tensors = f"{len(job.tensors)} tensor{'s' if len(job.tensors) != 1 else ''}"
     workers = f"{cluster.workers} worker{'s' if cluster.workers != 1 else ''}"
     if len(set(cluster.compute_factors)) > 1:

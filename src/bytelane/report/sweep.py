@@ -1,11 +1,13 @@
-"""A sweep as numbers: what was varied, what each answer says, and which one is the fastest."""
+"""Tabulate a sweep: the axes that were varied, one record per answer, the fastest answers."""
 
 import csv
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bytelane.sim.sweep import Answer, Setting
+from bytelane.knob import CREDIT, FUSION, PARTITION, SIZE_SUFFIX
+from bytelane.sim.sweep import Answer, WhatIf
 from bytelane.units import format_bytes, format_rate, format_seconds
 
 # Times that differ by less are equal: adding up in another order makes such differences.
@@ -13,32 +15,32 @@ ROUNDING = 1e-9
 
 
 class Axis(NamedTuple):
-    """Something in which settings may differ."""
+    """A quantity in which settings may differ."""
 
     name: str
     key: str
     """Its name in JSON and CSV, with the unit."""
-    value: Callable[[Setting], Any]
-    """In that unit; None where a setting has no such thing."""
+    value: Callable[[WhatIf], Any]
+    """In that unit; None where a setting has no such quantity."""
     show: Callable[[Any], str] = str
     is_number: bool = True
     usual: Any = None
-    """What need not be mentioned."""
+    """The default, which need not be mentioned."""
 
-    def text(self, setting: Setting) -> str:
-        """Print the value for people, with its unit."""
+    def text(self, setting: WhatIf) -> str:
+        """Print the value with its unit."""
         value = self.value(setting)
         return "-" if value is None else self.show(value)
 
-    def phrase(self, setting: Setting) -> str:
-        """Print the value with its name where it would not be understood without."""
+    def phrase(self, setting: WhatIf) -> str:
+        """Print the value, with its name if it is a number."""
         return f"{self.name} {self.text(setting)}" if self.is_number else self.text(setting)
 
 
 _show_count = "{:.12g}".format
 
 
-def _slow_factor(setting: Setting) -> float:
+def _slow_factor(setting: WhatIf) -> float:
     return (1.0, *setting.cluster.compute_factors)[-1]
 
 
@@ -62,21 +64,38 @@ PLACE = (
     Axis("latency", "latency_ms", lambda s: s.cluster.link.latency_s * 1000, _show_ms, usual=0),
     Axis("floor", "floor_ms", lambda s: s.cluster.link.floor_s * 1000, _show_ms, usual=0),
 )
-SCHEDULE = (
-    Axis("policy", "policy", lambda s: s.policy, is_number=False),
-    Axis("partition", "partition_bytes", lambda s: s.knobs.partition_bytes, format_bytes),
-    Axis("credit", "credit_bytes", lambda s: s.knobs.credit_bytes, format_bytes),
-    Axis("fusion", "fusion_bytes", lambda s: s.knobs.fusion_bytes, format_bytes),
-)
-AXES = PLACE + SCHEDULE
+POLICY = Axis("policy", "policy", lambda s: s.policy, is_number=False)
 
 
-def swept_axes(settings: Iterable[Setting]) -> list[Axis]:
-    """Return what was varied, but not what only follows from it, as the credit from the part."""
+@cache
+def _knob_axis(key: str) -> Axis:
+    """Return the axis of a knob: the same one for the same key, so that axes can be compared."""
+    show = format_bytes if key.endswith(SIZE_SUFFIX) else "{:g}".format
+    return Axis(key.removesuffix(SIZE_SUFFIX), key, lambda s: s.knobs.values.get(key), show)
+
+
+FAMILIAR_KNOBS = tuple(_knob_axis(knob.key) for knob in (PARTITION, CREDIT, FUSION))
+
+
+def knob_axes(settings: Iterable[WhatIf]) -> tuple[Axis, ...]:
+    """Return the axes of the familiar knobs, and of those that only some of the settings have."""
+    keys = {key for setting in settings for key in setting.knobs.values}
+    others = sorted(keys - {axis.key for axis in FAMILIAR_KNOBS})
+    return (*FAMILIAR_KNOBS, *map(_knob_axis, others))
+
+
+def all_axes(settings: Iterable[WhatIf]) -> tuple[Axis, ...]:
+    """Return all axes in which these settings may differ."""
+    return (*PLACE, POLICY, *knob_axes(settings))
+
+
+def swept_axes(settings: Iterable[WhatIf]) -> list[Axis]:
+    """Return the axes that were varied, without those that follow, as credit from partition."""
     swept = []
-    alike: dict[Any, list[Setting]] = {(): list(settings)}
-    for axis in AXES:
-        finer: dict[Any, list[Setting]] = {}
+    everything = list(settings)
+    alike: dict[Any, list[WhatIf]] = {(): everything}
+    for axis in all_axes(everything):
+        finer: dict[Any, list[WhatIf]] = {}
         for key, group in alike.items():
             for setting in group:
                 finer.setdefault((key, axis.value(setting)), []).append(setting)
@@ -86,17 +105,23 @@ def swept_axes(settings: Iterable[Setting]) -> list[Axis]:
     return swept
 
 
-def common_ground(settings: Sequence[Setting]) -> str:
-    """Say in what the settings do not differ."""
-    alike = [axis for axis in AXES if len({axis.value(setting) for setting in settings}) == 1]
+def common_ground(settings: Sequence[WhatIf]) -> str:
+    """Print the values that all settings share."""
+    axes = all_axes(settings)
+    alike = [axis for axis in axes if len({axis.value(setting) for setting in settings}) == 1]
     first = settings[0]
     return ", ".join(a.phrase(first) for a in alike if a.value(first) not in (None, a.usual))
 
 
-def record(answer: Answer) -> dict[str, Any]:
-    """Return all that was asked and all that was found, units in the keys."""
-    setting = answer.setting
-    return {axis.key: axis.value(setting) for axis in AXES} | {
+def records(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """Return setting and results of each answer, units in the keys."""
+    axes = all_axes([answer.asked for answer in answers])
+    return [_record(answer, axes) for answer in answers]
+
+
+def _record(answer: Answer, axes: Iterable[Axis]) -> dict[str, Any]:
+    setting = answer.asked
+    return {axis.key: axis.value(setting) for axis in axes} | {
         "colocated": setting.cluster.colocated if setting.cluster.servers else None,
         "shared_link": setting.cluster.shared_link if setting.cluster.servers else None,
         "iteration_ms": answer.iteration_s * 1000,
@@ -108,25 +133,25 @@ def record(answer: Answer) -> dict[str, Any]:
 
 
 def fastest_answers(answers: Iterable[Answer]) -> list[Answer]:
-    """Return for each job and cluster the first of the fastest, the optimum left out of account.
+    """Return for each job and cluster the first of the fastest answers, except the optimum.
 
-    The optimum is a bound that nobody can run.
+    The optimum is a bound, and cannot be run.
     """
     places: dict[Any, list[Answer]] = {}
     for answer in answers:
-        place = answer.setting.job.name, answer.setting.cluster
+        place = answer.asked.job.name, answer.asked.cluster
         places.setdefault(place, []).append(answer)
     return [_fastest(group) for group in places.values()]
 
 
 def _fastest(answers: list[Answer]) -> Answer:
-    real = [answer for answer in answers if answer.setting.policy != "optimal"] or answers
+    real = [answer for answer in answers if answer.asked.policy != "optimal"] or answers
     least_s = min(answer.iteration_s for answer in real)
     return next(answer for answer in real if answer.iteration_s <= least_s * (1 + ROUNDING))
 
 
 def save_csv(records: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write a line with the names and one for each record; what is not there is left empty."""
+    """Write a header and one line per record; missing values are empty."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, records[0])
         writer.writeheader()

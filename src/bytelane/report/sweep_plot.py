@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bytelane.errors import InputError
 from bytelane.report.style import new_figure, plain, save_figure
-from bytelane.report.sweep import PLACE, SCHEDULE, Axis, common_ground, swept_axes
-from bytelane.sim.sweep import Answer, Setting
+from bytelane.report.sweep import PLACE, Axis, common_ground, knob_axes, swept_axes
+from bytelane.sim.sweep import Answer, WhatIf
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,26 +33,26 @@ Line = dict[float, float]
 
 
 class Layout(NamedTuple):
-    """What is drawn along the x axis, what as panels, and what as lines beside the policy."""
+    """The axes that are drawn along x, as panels, and as lines beside the policy."""
 
     x: Axis
     panels: list[Axis]
     lines: list[Axis]
 
-    def panel(self, setting: Setting) -> str:
+    def panel(self, setting: WhatIf) -> str:
         return ", ".join(axis.phrase(setting) for axis in self.panels)
 
-    def line(self, setting: Setting) -> str:
+    def line(self, setting: WhatIf) -> str:
         own = [axis for axis in self.lines if axis.value(setting) is not None]
         return ", ".join([setting.policy, *(axis.phrase(setting) for axis in own)])
 
-    def labels(self, settings: Sequence[Setting]) -> list[str]:
+    def labels(self, settings: Sequence[WhatIf]) -> list[str]:
         """Return the names of all lines; the optimum is drawn whether it was asked for or not."""
         return list(dict.fromkeys(self.line(s) for s in settings if s.policy != "optimal"))
 
 
-def make_layout(settings: Sequence[Setting]) -> Layout:
-    """Choose the axes of a picture; refuse what cannot be drawn."""
+def make_layout(settings: Sequence[WhatIf]) -> Layout:
+    """Choose the axes of a plot; refuse a sweep that cannot be drawn."""
     swept = swept_axes(settings)
     numbers = [axis for axis in swept if axis.is_number]
     if not numbers:
@@ -61,7 +61,7 @@ def make_layout(settings: Sequence[Setting]) -> Layout:
     layout = Layout(
         x,
         panels=[axis for axis in PLACE if axis in swept and axis is not x],
-        lines=[axis for axis in SCHEDULE[1:] if axis in swept and axis is not x],
+        lines=[axis for axis in knob_axes(settings) if axis in swept and axis is not x],
     )
     count = len({layout.panel(setting) for setting in settings})
     if count > MOST_PANELS:
@@ -75,21 +75,21 @@ def make_layout(settings: Sequence[Setting]) -> Layout:
 def draw_sweep(answers: Sequence[Answer], path: str | Path) -> None:
     """Write a picture: a panel for each job and cluster, a line for each policy and its knobs.
 
-    With too many lines each policy has the best of its knobs at every point instead.
+    With too many lines each policy has one, with its best knobs at every point.
     """
     save_figure(sweep_figure(answers), path)
 
 
 def sweep_figure(answers: Sequence[Answer]) -> "Figure":
-    """Draw that picture without writing it."""
-    settings = [answer.setting for answer in answers]
+    """Draw the plot without writing it."""
+    settings = [answer.asked for answer in answers]
     layout, title = make_layout(settings), [common_ground(settings)]
     if layout.lines and len(layout.labels(settings)) > MOST_LINES:
         layout = layout._replace(lines=[])
         title.append("each policy with the best of its knobs at every point")
     panels: dict[str, list[Answer]] = {}
     for answer in answers:
-        panels.setdefault(layout.panel(answer.setting), []).append(answer)
+        panels.setdefault(layout.panel(answer.asked), []).append(answer)
     columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
     rows = -(-len(panels) // columns)
     figure = new_figure(3 + 4 * columns, 1.5 + 3.4 * rows)
@@ -117,15 +117,15 @@ def _add_words(figure: "Figure", title: Sequence[str], labels: Sequence[str]) ->
     figure.suptitle("\n".join(wrapped), x=0.01, ha="left", fontsize=11, fontweight="bold")
 
 
-def _values(axis: Axis, settings: Sequence[Setting]) -> list[float]:
+def _values(axis: Axis, settings: Sequence[WhatIf]) -> list[float]:
     return sorted({axis.value(setting) for setting in settings} - {None})
 
 
 def _lines(answers: Sequence[Answer], layout: Layout, xs: Sequence[float]) -> dict[str, Line]:
-    """Return the lines by their labels; one to which x means nothing goes from end to end."""
+    """Return the lines by their labels; a line whose settings have no x goes from end to end."""
     lines: dict[str, Line] = {}
     for answer in answers:
-        label, x = layout.line(answer.setting), layout.x.value(answer.setting)
+        label, x = layout.line(answer.asked), layout.x.value(answer.asked)
         for place in xs if x is None else (x,):
             line = lines.setdefault(label, {})
             line[place] = min(line.get(place, inf), answer.iteration_s * 1e3)
@@ -154,7 +154,7 @@ def _columns(line: Line) -> list[tuple[float, ...]]:
 
 
 def _scale(axes: "Axes", x: Axis, xs: Sequence[float]) -> None:
-    """Take logarithms where values span a decade; put its unit to every number."""
+    """Use logarithmic axes where values span a decade; print units at the ticks."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     shortest, longest = axes.dataLim.intervaly

@@ -1,6 +1,6 @@
-"""Draw iterations as they pass: computing, every transfer, when it is needed, and the link's rate.
+"""Draw the timeline of iterations: computing, transfers, when they are needed, the link's rate.
 
-The steady state repeats, so one iteration is drawn as often as is asked for.
+The steady state repeats, so one iteration is drawn several times.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ MOST_ITERATIONS = 20
 
 
 def draw_timeline(found: Sequence[Simulation], path: str | Path, iterations: int = 1) -> None:
-    """Write one picture with a panel a simulation, all on the same time axis."""
+    """Write one picture with one panel per simulation, all on the same time axis."""
     save_figure(timeline_figure(found, iterations), path)
 
 
 def timeline_figure(found: Sequence[Simulation], iterations: int = 1) -> "Figure":
-    """Draw that picture without writing it."""
+    """Draw the timeline without writing it."""
     if not 1 <= iterations <= MOST_ITERATIONS:
         raise InputError(f"{iterations} iterations cannot be shown; use 1 to {MOST_ITERATIONS}")
     panels = [Panel.of(one, iterations) for one in found]
@@ -60,7 +60,7 @@ def _draw_panel(part: "SubFigure", panel: Panel, end_ms: float) -> None:
     ratios = [_lines_inches(panel), RATE_INCHES]
     upper, lower = part.subplots(2, 1, sharex=True, height_ratios=ratios)
     for axes in (upper, lower):
-        axes.set_xlim(0, 1.005 * end_ms)  # first: what is drawn depends on the scale
+        axes.set_xlim(0, 1.005 * end_ms)  # first: which names fit depends on the scale
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(axis="x", labelsize=8)
         for period in panel.periods_s[1:]:
@@ -80,7 +80,7 @@ def _title(panel: Panel) -> str:
         idle = f"{idle} up and {_share(used.down)} down"
     name, iteration = plain(panel.found.policy), _ms(panel.one.iteration_s)
     return (
-        f"{name}: {iteration} an iteration; computing waits {_share(used.compute)}, "
+        f"{name}: {iteration} per iteration; computing waits {_share(used.compute)}, "
         f"the link is idle {idle}"
     )
 
@@ -90,7 +90,7 @@ def _share(use: Use) -> str:
 
 
 def _ms(seconds: float) -> str:
-    """Print milliseconds, as on the axis: one decimal, or four digits of what is short."""
+    """Print milliseconds, as on the axis: one decimal, or four digits below 100 ms."""
     return f"{MS * seconds:.1f} ms" if seconds >= 0.1 else f"{MS * seconds:.4g} ms"
 
 

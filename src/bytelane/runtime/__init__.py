@@ -1,1 +1,1 @@
-"""Real time: carry a plan out. ``engine`` knows no framework; ``torch`` brings PyTorch to it."""
+"""The runtime: ``sync`` carries plans out without a framework, ``torch`` connects it to PyTorch."""

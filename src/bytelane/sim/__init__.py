@@ -1,8 +1,16 @@
-"""Virtual time: what would happen."""
+"""The simulator: iteration times and traces of a job on a cluster, in virtual time."""
 
 from bytelane.sim.engine import Simulation, simulate
+from bytelane.sim.evaluation import evaluate, evaluate_each
 from bytelane.sim.layout import Jitter
-from bytelane.sim.planner import make_planner
-from bytelane.sim.quick import evaluate, evaluate_each
+from bytelane.sim.planner import ServerPlanner, make_planner
 
-__all__ = ["Jitter", "Simulation", "evaluate", "evaluate_each", "make_planner", "simulate"]
+__all__ = [
+    "Jitter",
+    "ServerPlanner",
+    "Simulation",
+    "evaluate",
+    "evaluate_each",
+    "make_planner",
+    "simulate",
+]

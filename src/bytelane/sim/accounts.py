@@ -1,9 +1,9 @@
-"""The books of an iteration: how long each resource was busy, and what each link carried.
+"""Utilisation per iteration: busy and idle time of compute and links, and bytes on each link.
 
-With jitter they are means over all iterations that were measured.
+With jitter the numbers are means over all iterations that were measured.
 
-Bytes are payload: parameters and gradients, without headers or anything that a message costs beside
-them. A link's two directions are counted apart.
+Bytes are payload: parameters and gradients, without headers. A link's two directions are counted
+apart.
 """
 
 from typing import NamedTuple
@@ -14,8 +14,8 @@ from bytelane.cluster import Cluster
 from bytelane.job import Job
 from bytelane.sim.engine import KEPT, Simulation
 from bytelane.sim.layout import Floats, Moments
+from bytelane.sim.spans import link_shares
 from bytelane.sim.steady import by_stage, simulated_worker, steady, whole_iterations
-from bytelane.sim.story import link_shares
 
 
 class Use(NamedTuple):
@@ -35,8 +35,8 @@ class Use(NamedTuple):
 class Accounts(NamedTuple):
     """How one worker spent an iteration.
 
-    A link is busy while a message of this worker occupies it, overhead included; where a server's
-    link is slower because others use it too, for as long as that takes.
+    A link is busy while a message of this worker occupies it, overhead included, and for as long
+    as a server's link, which other workers use too, takes for it.
     """
 
     compute: Use
@@ -47,7 +47,7 @@ class Accounts(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What the link of each of these hosts carries in an iteration."""
+    """Bytes that the link of each of these hosts carries per iteration."""
 
     host: str
     hosts: int
@@ -56,7 +56,7 @@ class Traffic(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """What a worker's link carried for one iteration's gradients: columns, a row an operation.
+    """What a worker's link carried for one iteration's gradients: columns, one row per operation.
 
     Seconds since the forward pass began; operations that travel in one message have the same.
     """
@@ -68,13 +68,13 @@ class Messages(NamedTuple):
 
 
 def accounts(found: Simulation, worker: int = 0) -> Accounts:
-    """Tell how long a worker's computing and link were busy in an iteration, and idle."""
+    """Return how long a worker's computing and link were busy and idle per iteration."""
     by_resource = zip(*accounts_by_iteration(found, worker), strict=True)
     return Accounts(*map(_mean, by_resource))
 
 
 def accounts_by_iteration(found: Simulation, worker: int = 0) -> list[Accounts]:
-    """Tell that of every iteration that was seen whole: one, or with jitter many."""
+    """Return the accounts of every iteration seen whole: one, or with jitter many."""
     if found.log is None:
         link = _use(found.communication_s, found.iteration_s)
         return [Accounts(_use(found.compute_s, found.iteration_s), link, link)]
@@ -83,14 +83,14 @@ def accounts_by_iteration(found: Simulation, worker: int = 0) -> list[Accounts]:
 
 
 def workers_accounts(found: Simulation) -> list[Accounts]:
-    """Tell that of every worker."""
+    """Return the accounts of every worker."""
     if found.log is None or found.log.iteration_start.shape[0] == 1:  # all are alike
         return [accounts(found)] * found.cluster.workers
     return [accounts(found, worker) for worker in range(found.cluster.workers)]
 
 
 def link_traffic(job: Job, cluster: Cluster) -> tuple[Traffic, ...]:
-    """Count the bytes that each host's link carries in an iteration, kind by kind."""
+    """Return the bytes that a host's link carries per iteration, for each kind of host."""
     workers, servers, size = cluster.workers, cluster.servers, job.total_bytes
     if cluster.sync == "ps" and not cluster.colocated:
         served = workers * size / servers
@@ -106,7 +106,7 @@ def link_traffic(job: Job, cluster: Cluster) -> tuple[Traffic, ...]:
 
 
 def messages(found: Simulation, worker: int = 0) -> Messages:
-    """Tell what a worker's link carried and when, for that worker alone."""
+    """Return the messages of one worker on its link, with their times."""
     one, size = steady(found, worker), found.pieces.operation_bytes
     shares = link_shares(found.schedule, found.cluster)
     up, down = (np.multiply.outer(share, size).ravel() for share in shares)
@@ -119,7 +119,7 @@ def messages(found: Simulation, worker: int = 0) -> Messages:
 def _accounts_in(found: Simulation, log: Moments, worker: int) -> Accounts:
     own = simulated_worker(found, worker)
     start, end = log.iteration_start[own, -3:-1].tolist()
-    # What was sent for the iteration before may still occupy the link in this one.
+    # Messages of the iteration before may still occupy the link in this one.
     begins, ends = by_stage(found, log.sending, worker), by_stage(found, log.sent, worker)
     up, down = (np.array(share) > 0 for share in link_shares(found.schedule, found.cluster))
     return Accounts(
@@ -144,8 +144,8 @@ def _use(busy_s: float, iteration_s: float) -> Use:
 
 
 def _covered(starts: Floats, ends: Floats, start: float, end: float) -> float:
-    """Return how much of a window these stretches cover; they are equal or do not overlap."""
+    """Return how much of a window these intervals cover; they are equal or do not overlap."""
     begins, stops = starts.clip(start, end), ends.clip(start, end)
-    inside = stops > begins  # never true of what did not happen
+    inside = stops > begins  # false for NaN: the message was not sent
     once, row = np.unique(begins[inside], return_index=True)
     return float((stops[inside][row] - once).sum())

@@ -1,9 +1,9 @@
-"""Where compiled code is kept between processes: in a folder that is this user's alone.
+"""The cache folder for compiled code, private to this user (mode 0700).
 
 To load compiled code is to run it, so another user who can put a file there, or put another folder
 in its place, runs code as this user. The folder must belong to this user with mode 0700, everything
-in it too, and nobody else but root may be able to replace a folder or a link on the way there. What
-is above the user's home is root's to keep, as it is for sshd and its keys.
+in it must belong to this user, and no other user but root may be able to replace a folder or a link
+on the way there. The folders above the user's home are trusted, as sshd trusts them for its keys.
 """
 
 import errno
@@ -19,11 +19,11 @@ _MOST_LINKS = 40  # as the kernel
 
 
 class NotPrivate(Exception):
-    """Compiled code cannot be kept, or not where nobody else can touch it; the message says why."""
+    """No folder to keep compiled code in that is safe from other users; the message says why."""
 
 
 def cache_folder() -> Path:
-    """Return where caches are to be kept."""
+    """Return the folder in which caches are to be kept."""
     wanted = os.environ.get("BYTELANE_CACHE")
     if wanted:
         return Path(wanted).absolute()
@@ -35,7 +35,7 @@ def cache_folder() -> Path:
 
 
 def require_private(folder: Path) -> None:
-    """Make a folder of this user alone, or raise NotPrivate if that is not what is there."""
+    """Make a folder private to this user, or raise NotPrivate if an existing one is not."""
     try:
         for path, found in _way_to(folder):
             _require_irreplaceable(path, found)
@@ -51,7 +51,7 @@ def require_private(folder: Path) -> None:
 
 
 def _way_to(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield every folder and link on the way, from the home or the root; make what is missing."""
+    """Yield every folder and link on the path, from the home or the root; make missing ones."""
     here, parts = _start(folder)
     yield here, os.stat(here)
     links = 0
@@ -65,7 +65,7 @@ def _way_to(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
             continue
         path = here / part
         try:
-            os.mkdir(path, 0o700)  # whatever the umask: not even for a moment anybody else's
+            os.mkdir(path, 0o700)  # whatever the umask: never open to others, even for a moment
         except FileExistsError:
             pass
         except OSError:
@@ -83,7 +83,7 @@ def _way_to(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _start(folder: Path) -> tuple[Path, list[str]]:
-    """Return where the way begins and what follows, the next one last."""
+    """Return the folder to start from, and the remaining parts of the path, the next one last."""
     try:
         home = Path.home()
         return home, [*reversed(folder.relative_to(home).parts)]
@@ -92,7 +92,7 @@ def _start(folder: Path) -> tuple[Path, list[str]]:
 
 
 def _require_irreplaceable(path: Path, found: os.stat_result) -> None:
-    """Require that nobody but this user and root can change what a name on the way means."""
+    """Require that only this user and root can replace a folder or link on the path."""
     if found.st_uid not in _trusted_owners():
         raise NotPrivate(f"{path} belongs to another user")
     if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
@@ -123,8 +123,8 @@ def _entries(folder: Path) -> Iterator[Path]:
 def _trusted_owners() -> set[int]:
     owners = {ROOT, os.geteuid()}
     if not _knows_all_users():
-        # In a user namespace, such as a lab's, everybody who is not mapped looks the same, and one
-        # of them is root.
+        # In a user namespace, such as a lab's, all users that are not mapped, root among them, have
+        # the same number.
         owners.add(int(Path("/proc/sys/kernel/overflowuid").read_text()))
     return owners
 

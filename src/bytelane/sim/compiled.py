@@ -1,13 +1,12 @@
-"""The kernels as machine code, compiled once per version of their text.
+"""Compile the kernels with numba, once per version of their text, and cache the machine code.
 
 numba's own cache does not notice that a function called from another file has changed. So the text
-of both kernels goes into one file, in a folder named by a hash of that text; numba keeps its cache
-beside it, and a change of either kernel is another folder. See decision 1 of the design. Where no
-folder is this user's alone, nothing is kept: every process compiles for itself.
+of all kernels goes into one file, in a folder named by a hash of that text; numba keeps its cache
+beside it, and a change of any kernel is another folder. Without a folder that is private to this
+user nothing is kept: every process compiles for itself.
 """
 
 import hashlib
-import inspect
 import os
 import sys
 import tempfile
@@ -18,58 +17,74 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from bytelane.core import kernel as core_kernel
 from bytelane.errors import MissingExtra
+from bytelane.foreign.numba import without_reference_counting
 from bytelane.interrupts import uninterrupted
-from bytelane.sim import kernel as sim_kernel
+from bytelane.sim.assembly import joined_text
 from bytelane.sim.cache import NotPrivate, cache_folder, require_private
+from bytelane.sim.network import serial
 from bytelane.terminal import show
 
-# The kernels allocate nothing. With its run-time system (nrt) numba counts references to dozens of
-# arrays at every turn, which is 95 % of the running time; handing those arrays from function to
-# function, instead of inlining the functions, is two thirds of the rest (measured on numba 0.68).
-_OPTIONS: dict[str, Any] = {"_nrt": False}
-_INLINE: dict[str, Any] = _OPTIONS | {"inline": "always"}
+
+def load_compiled(network: ModuleType = serial) -> ModuleType:
+    """Import all kernels as one module in which every function is compiled on first use."""
+    return _load_compiled(network)
 
 
 @cache
-def load_compiled() -> ModuleType:
-    """Import both kernels as one module in which every function is compiled on first use."""
+def _load_compiled(network: ModuleType) -> ModuleType:
     with uninterrupted():
-        return _compile()
+        return _compile(network)
 
 
-def _compile() -> ModuleType:
+def _compile(network: ModuleType) -> ModuleType:
     try:
         from numba import njit
     except ImportError:
         raise MissingExtra(
             "the compiled simulator needs numba; install it with: pip install 'bytelane[sim]'"
         ) from None
-    module, is_kept = _import_kernels()
+    module, is_kept = _import_kernels(network)
     with _numba_keeps_it_beside_the_source():
         for name, value in list(vars(module).items()):
             if isinstance(value, FunctionType) and value.__module__ == module.__name__:
-                options = _OPTIONS if name == "run" else _INLINE
+                options = _options(inline=name != "run")
                 setattr(module, name, njit(cache=is_kept, **options)(value))
     return module
 
 
-def run_compiled(*arguments: Any) -> Any:
-    """Run the compiled loop, also where what was compiled cannot be kept, as on a full disk."""
-    run = load_compiled().run
-    if run.signatures:
+def _options(*, inline: bool) -> dict[str, Any]:
+    """Return numba's options for a function of the kernels.
+
+    The kernels allocate nothing, but numba counts references to dozens of arrays at every turn,
+    which is 95 % of the running time. Handing those arrays from function to function, instead of
+    inlining the functions, is 2/3 of the rest (measured on numba 0.68).
+    """
+    options = without_reference_counting()
+    return options | {"inline": "always"} if inline else options
+
+
+_warm: set[Any] = set()
+"""Loops that are compiled."""
+
+
+def run_compiled(*arguments: Any, on: ModuleType = serial) -> Any:
+    """Run the compiled loop, also where compiled code cannot be kept, as on a full disk."""
+    run = load_compiled(on).run
+    if run in _warm:  # and not run.signatures: numba hashes the types of all arrays for that
         return run(*arguments)
-    with uninterrupted():  # compiles, or loads what was compiled
+    with uninterrupted():  # compiles, or loads compiled code
         try:
-            return run(*arguments)
-        except OSError:  # numba's, which has compiled it by then, and not run it
-            return run(*arguments)
+            found = run(*arguments)
+        except OSError:  # from numba's cache, after compiling and before running
+            found = run(*arguments)
+    _warm.add(run)
+    return found
 
 
-def _import_kernels() -> tuple[ModuleType, bool]:
-    """Return both kernels as one module, and whether what is compiled of it is kept."""
-    text, digest = _source()
+def _import_kernels(network: ModuleType) -> tuple[ModuleType, bool]:
+    """Return all kernels as one module, and whether its compiled code is kept."""
+    text, digest = _source(network)
     # The module is registered: numba looks globals up by module name when it loads its cache.
     module = ModuleType(f"bytelane_kernels_{digest}")
     sys.modules[module.__name__] = module
@@ -89,17 +104,16 @@ def _import_kernels() -> tuple[ModuleType, bool]:
     return module, is_kept
 
 
-def _source() -> tuple[str, str]:
-    """Return the text of both kernels, and a short name for it."""
-    # The dependent kernel first: the names it imports from the core are then defined over by the
-    # core's own text, so that compiled functions call compiled functions.
-    text = "\n\n".join(inspect.getsource(module) for module in (sim_kernel, core_kernel))
-    # Nor does numba notice other options. "0700": folders of earlier versions could be read by all.
-    return text, hashlib.sha256(f"{text}{_INLINE}0700".encode()).hexdigest()[:16]
+def _source(network: ModuleType = serial) -> tuple[str, str]:
+    """Return the text of all kernels, and a short name for it."""
+    text = joined_text(network)
+    # Numba does not notice changed options either, so they are hashed too. "0700": other users
+    # could read the folders of earlier versions.
+    return text, hashlib.sha256(f"{text}{_options(inline=True)}0700".encode()).hexdigest()[:16]
 
 
 def _source_file(text: str, digest: str) -> Path:
-    """Return the file that holds this text, in a folder that is this user's alone."""
+    """Return the file that holds this text, in a folder that is private to this user."""
     folder = cache_folder() / digest
     require_private(folder)
     path = folder / "bytelane_kernels.py"
@@ -117,7 +131,7 @@ def _write_once(path: Path, text: str) -> None:
     try:
         with file:
             file.write(text)
-        os.link(file.name, path)  # unlike a rename, never replaces what another one wrote
+        os.link(file.name, path)  # unlike a rename, never replaces another process's file
     except FileExistsError:
         pass
     finally:
@@ -126,7 +140,7 @@ def _write_once(path: Path, text: str) -> None:
 
 @contextmanager
 def _numba_keeps_it_beside_the_source() -> Iterator[None]:
-    """Keep numba from a cache folder of its own settings, which may be anybody's."""
+    """Keep numba from using the cache folder of its own settings, which may not be private."""
     from numba import config
 
     names = [name for name in ("CACHE_DIR", "CACHE_LOCATOR_CLASSES") if hasattr(config, name)]

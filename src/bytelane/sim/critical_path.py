@@ -1,4 +1,4 @@
-"""Why does an iteration take that long? Walk back from its end, always to what was waited for.
+"""The critical path of an iteration: walk back from its end, each time to the cause of a wait.
 
 Moments in the log that belong together are the same float, so causes are found by equality. Each
 link of the chain is computing, handling or sending a message, or waiting for its end to be known.
@@ -15,11 +15,11 @@ from bytelane.core import label
 from bytelane.errors import InputError
 from bytelane.sim.engine import Simulation
 from bytelane.sim.layout import Moments
-from bytelane.sim.story import steps
+from bytelane.sim.spans import steps
 
 
 class Cause(NamedTuple):
-    """One thing that the iteration could not go on without."""
+    """One step of the critical path: computing, handling, sending or latency."""
 
     what: str
     """forward, backward, update, outside, handling, sending or latency."""
@@ -48,14 +48,14 @@ class _Transfer(NamedTuple):
 
 
 class _Awaited(NamedTuple):
-    """That which one had to wait for: a transfer was handled, sent, over, or known to be."""
+    """The cause of a wait: until a transfer was handled, sent, over, or known to be over."""
 
     transfer: _Transfer
     what: Literal["handled", "sent", "over", "known"]
 
 
 def critical_path(found: Simulation) -> list[Cause]:
-    """Return what an iteration was made of, without gaps, from its start to its end."""
+    """Return the causes of an iteration's length, without gaps, from its start to its end."""
     if found.log is None:
         raise InputError("the optimum is a bound, not a schedule: it has no critical path")
     # Not the last one: the log does not have the update that leads to its end.
@@ -71,7 +71,7 @@ def critical_path(found: Simulation) -> list[Cause]:
 
 
 def explain(path: list[Cause], lines: int = 5) -> list[Cause]:
-    """Join neighbours of a kind, then the shortest with their neighbours, until few are left."""
+    """Join neighbours of a kind, then the shortest pairs, until at most ``lines`` are left."""
     joined = [_join(list(same)) for _, same in groupby(path, key=lambda cause: cause.what)]
     while len(joined) > lines:
         pairs = range(len(joined) - 1)
@@ -89,7 +89,7 @@ def _join(causes: list[Cause]) -> Cause:
 
 
 class _Walk:
-    """The log, indexed by the moments at which things end."""
+    """The log, indexed by the moments at which steps and transfers end."""
 
     def __init__(self, found: Simulation, log: Moments) -> None:
         self._steps: dict[float, list[Cause]] = defaultdict(list)
@@ -119,7 +119,7 @@ class _Walk:
                 cause = self._before(*_last_stage(cause))
 
     def _stages(self, awaited: _Awaited) -> Iterator[Cause]:
-        """Yield what happened to a transfer last, back to when it was handled or sent."""
+        """Yield the last phases of a transfer, back to the start of its handling or sending."""
         transfer, what = awaited
         if what == "known" and transfer.known > transfer.over:
             yield Cause("latency", transfer.name, transfer.over, transfer.known)

@@ -1,7 +1,6 @@
-"""Ask the simulator: a job, a cluster, and a policy or a plan; back come times and a trace."""
+"""Simulate a job on a cluster under a policy or a plan: iteration times, a trace, a plan."""
 
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Literal
 
@@ -9,14 +8,12 @@ import msgspec
 import numpy as np
 
 from bytelane.cluster import Cluster
-from bytelane.core import Pieces, Plan, Policy, require_plannable
-from bytelane.core.kernel import FUSION, State
+from bytelane.core import Knobs, Pieces, Plan, Policy, require_plannable
+from bytelane.core.kernel import State
 from bytelane.core.table import plan_state, policy_state
 from bytelane.errors import InputError
 from bytelane.job import Job
-from bytelane.sim import kernel
-from bytelane.sim.fluid import optimal_iteration_s
-from bytelane.sim.kernel import Log, Now, Work
+from bytelane.sim.assembly import Run, interpreted
 from bytelane.sim.layout import (
     ITERATIONS_WITH_JITTER,
     Jitter,
@@ -28,10 +25,11 @@ from bytelane.sim.layout import (
     make_now,
     step_durations_s,
 )
-from bytelane.sim.story import compute_spans, link_shares, link_use, transfer_spans
+from bytelane.sim.network.serial_layout import busiest_link_ticks, make_flights
+from bytelane.sim.optimal import optimal_iteration_s
+from bytelane.sim.spans import compute_spans, link_shares, link_use, transfer_spans
 from bytelane.trace import Trace
 
-Run = Callable[[State, Work, Now, Log], None]
 Engine = Literal["auto", "compiled", "interpreted"]
 
 # When a backward pass starts, all tensors have arrived and the link is idle, so every iteration
@@ -41,17 +39,17 @@ ITERATIONS = 4
 ITERATIONS_UNTIL_IN_STEP = 16
 # The trace shows two of them and what was still on the link when the first began.
 KEPT = 3
-# With jitter one iteration tells little: all that are measured, and the one before.
+# With jitter one iteration tells little: keep all that are measured, and the one before.
 KEPT_WITH_JITTER = ITERATIONS_WITH_JITTER // 2 + 1
-# What the compiled kernel does in about two seconds, in which nothing can interrupt it. A step of
-# computing or a transfer costs as much as looking at this many workers and lanes.
+# What the compiled kernel does in about 2 s, in which nothing can interrupt it. A step of computing
+# or a transfer costs as much as looking at LOOKS_PER_EVENT workers and queues.
 MOST_LOOKS, LOOKS_PER_EVENT = 10**9, 100
 # Loading compiled code costs as much as interpreting this many steps and operations (0.5 s).
 WORTH_COMPILING = 8000
 
 
 class Simulation(msgspec.Struct, frozen=True):
-    """What the simulator found."""
+    """The result of a simulation."""
 
     job: Job
     cluster: Cluster
@@ -61,12 +59,14 @@ class Simulation(msgspec.Struct, frozen=True):
     spread_s: float
     """Standard deviation over iterations; zero without jitter."""
     compute_s: float
-    """What an iteration takes without communication, on the slowest worker."""
+    """Time per iteration without communication, on the slowest worker."""
     communication_s: float
-    """How long its messages keep the busiest link in an iteration, if they never have to wait."""
+    """How long messages occupy the busiest link per iteration, without any waiting."""
     log: Moments | None
     """None for the optimum, which is a bound and not a schedule."""
     pieces: Pieces
+    knobs: Knobs = Knobs()
+    """The policy's knobs, if the caller of ``simulate`` gave them."""
 
     @property
     def bound_s(self) -> float:
@@ -80,12 +80,12 @@ class Simulation(msgspec.Struct, frozen=True):
 
     @property
     def policy(self) -> str:
-        """The policy's name, also of a plan that was made by one."""
+        """The name of the policy, or of the policy that made the plan."""
         return self.schedule.policy if isinstance(self.schedule, Plan) else self.schedule.name
 
     @property
     def operations(self) -> int:
-        """How many are sent in an iteration."""
+        """Number of operations per iteration; 0 if nothing has to be sent."""
         return self.pieces.operation_count if self.cluster.wire_factor else 0
 
     @property
@@ -93,7 +93,7 @@ class Simulation(msgspec.Struct, frozen=True):
         """The first worker's last iterations; transfers are complete for all but the last."""
         log = self._need_log().last(KEPT)
         starts = log.iteration_start[0, -1 - KEPT :] - log.iteration_start[0, -1 - KEPT]
-        stages = [stage.name for stage in self.schedule.stages]
+        stages = [stage.collective for stage in self.schedule.stages]
         copies = log.iteration_start.shape[0] if self.cluster.sync == "ps" else 1
         sent = transfer_spans(self.job, self.pieces, log, stages, copies)
         spans = (*compute_spans(self.job, log), *sent)
@@ -102,20 +102,20 @@ class Simulation(msgspec.Struct, frozen=True):
         return Trace("simulator", spans, dict(enumerate(starts.tolist())), link)
 
     def plan(self, version: int = 1) -> Plan:
-        """Write down in which order the operations were launched."""
+        """Record the order in which the operations were launched as a plan."""
         if isinstance(self.schedule, Plan):
             return msgspec.structs.replace(self.schedule, version=version)
         log = self._need_log()
         require_plannable(self.schedule)
         begins = log.last(KEPT).sending[0].reshape(len(self.schedule.stages), -1)
-        order, *gathered = np.argsort(begins, kind="stable").tolist()
+        order, *later_orders = np.argsort(begins, kind="stable").tolist()
         messages: dict[float, list[int]] = {}
         for operation in order:
             # Operations that begin together on a serial link are one message.
             key = begins[0, operation] if self.schedule.fusion_bytes else operation
             messages.setdefault(key, []).append(operation)
         return Plan.record(
-            self.schedule, self.job, self.pieces, list(messages.values()), version, *gathered
+            self.schedule, self.job, self.pieces, list(messages.values()), version, later_orders
         )
 
     def _need_log(self) -> Moments:
@@ -130,8 +130,17 @@ def simulate(
     schedule: Policy | Plan,
     engine: Engine = "auto",
     jitter: Jitter | None = None,
+    *,
+    knobs: Knobs | None = None,
 ) -> Simulation:
-    """Simulate training until the steady state."""
+    """Simulate training until the steady state; the result keeps the knobs of its schedule."""
+    found = _simulate(job, cluster, schedule, engine, jitter)
+    return found if knobs is None else msgspec.structs.replace(found, knobs=knobs)
+
+
+def _simulate(
+    job: Job, cluster: Cluster, schedule: Policy | Plan, engine: Engine, jitter: Jitter | None
+) -> Simulation:
     if isinstance(schedule, Policy) and schedule.preemptive:
         return _optimum(job, cluster, schedule, jitter)
     differing = jitter is not None or len(set(cluster.compute_factors)) > 1
@@ -144,10 +153,11 @@ def simulate(
         _require_feasible(job, cluster, schedule, different, iterations)
     step_s = step_durations_s(job, cluster, workers, jitter)
     state = _state(job, cluster, schedule, workers)
-    work, ticks_per_s = lay_out(job, cluster, schedule, state, step_s)
-    log = make_log(work, iterations, kept)
+    work, network, ticks_per_s = lay_out(job, cluster, schedule, state, step_s)
+    log = make_log(state, work, iterations, kept)
     size = workers * (step_s.shape[2] + state.size.size) * iterations // ITERATIONS
-    find_runner(engine, size)(state, work, make_now(job, state, work), log)
+    now, flights = make_now(job, state, work), make_flights(network, state)
+    find_runner(engine, size)(state, work, now, network, flights, log)
     times_s = np.diff(log.iteration_start, axis=1)[:, iterations // 2 :] / ticks_per_s
     return Simulation(
         job=job,
@@ -156,7 +166,7 @@ def simulate(
         iteration_s=float(times_s.mean(axis=1).max()),
         spread_s=float(times_s.mean(axis=0).std()) if jitter else 0.0,
         compute_s=computing_s(step_s),
-        communication_s=busiest_link_ticks(work, state, log) / ticks_per_s,
+        communication_s=busiest_link_ticks(network, state, log) / ticks_per_s,
         log=in_seconds(log, ticks_per_s),
         pieces=_pieces(job, schedule),
     )
@@ -165,13 +175,13 @@ def simulate(
 def _require_feasible(
     job: Job, cluster: Cluster, schedule: Policy | Plan, different: int, iterations: int
 ) -> None:
-    """Refuse what would take the kernel too long: at every instant it looks at all workers."""
+    """Refuse simulations that take too long: at every instant the kernel looks at all workers."""
     workers = cluster.workers
-    lanes = len(schedule.stages) * (workers if cluster.sync == "ps" else 1)
+    queues = len(schedule.stages) * (workers if cluster.sync == "ps" else 1)
     steps, sent = job.columns.step_s.size, _pieces(job, schedule).operation_count
     instants = different * (steps + len(schedule.stages) * sent)
-    events = workers * steps + lanes * sent
-    looks = iterations * (instants * (workers + lanes) + events * LOOKS_PER_EVENT)
+    events = workers * steps + queues * sent
+    looks = iterations * (instants * (workers + queues) + events * LOOKS_PER_EVENT)
     if looks > MOST_LOOKS:
         raise InputError(
             f"{workers:,} workers that differ, {steps:,} steps of computing and {sent:,} pieces "
@@ -183,7 +193,7 @@ def _require_feasible(
 def _optimum(job: Job, cluster: Cluster, policy: Policy, jitter: Jitter | None) -> Simulation:
     if jitter is not None:
         raise InputError("the optimum is computed exactly, without jitter; leave that out")
-    bytes_s = cluster.load_factor * job.total_bytes / cluster.link.rate
+    bytes_s = cluster.load_factor * job.total_bytes / cluster.link.slower
     return Simulation(
         job=job,
         cluster=cluster,
@@ -198,9 +208,9 @@ def _optimum(job: Job, cluster: Cluster, policy: Policy, jitter: Jitter | None) 
 
 
 def find_runner(engine: Engine, size: int) -> Run:
-    """Return the kernel's loop, compiled or as it stands: the results are the same bit for bit."""
+    """Return the kernel's loop, compiled or interpreted: the results are the same bit for bit."""
     if engine == "interpreted" or (engine == "auto" and not _worth_compiling(size)):
-        return kernel.run
+        return interpreted()
     from bytelane.sim.compiled import run_compiled
 
     return run_compiled
@@ -217,33 +227,8 @@ def _pieces(job: Job, schedule: Policy | Plan) -> Pieces:
 
 def _state(job: Job, cluster: Cluster, schedule: Policy | Plan, workers: int) -> State:
     if isinstance(schedule, Policy):
-        own_lanes = cluster.sync == "ps"
-        return policy_state(schedule, job, workers=workers, own_lanes=own_lanes)
+        own_queues = cluster.sync == "ps"
+        return policy_state(schedule, job, workers=workers, own_queues=own_queues)
     if cluster.sync == "ps":
         raise InputError("a plan is an order of all-reduces; this cluster has servers")
     return plan_state(schedule, workers=workers)
-
-
-def busiest_link_ticks(work: Work, state: State, log: Log) -> float:
-    """Return how long its messages keep it in an iteration, whenever they are sent.
-
-    They leave it one after the other, and are handled so: whatever takes longer. Where messages may
-    be fused the log tells which they were.
-    """
-    links = work.link[state.lane]
-    sending, handling = np.zeros((2, max(work.link.tolist()) + 1), dtype=np.int64)
-    iterations = 1
-    if not state.counters[:, FUSION].any():
-        np.add.at(sending, links, work.send_ticks)
-        np.add.at(handling, links, work.floor_ticks[state.lane])
-    else:
-        iterations = len(log.sent)
-        for moments in zip(log.sending, log.sent, log.handling, log.handled, strict=True):
-            columns = (column.tolist() for column in (links, *moments))
-            # What travels in one message is on the link at the same time, and counts once.
-            for link, began, sent, held, let_go in set(zip(*columns, strict=True)):
-                sending[link] += sent - began
-                handling[link] += let_go - held
-    # In whole numbers: ticks may be too many for a float to count.
-    busiest: int = max(*sending.tolist(), *handling.tolist())
-    return busiest / iterations

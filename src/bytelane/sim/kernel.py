@@ -1,4 +1,4 @@
-"""Virtual time: compute streams and serial links, driven by the core's decisions.
+"""The simulator's loop: compute streams and a network in virtual time, driven by the core.
 
 Equal workers all do the same at the same time, so one stands for all; workers that differ are
 simulated each. A worker's compute stream runs a fixed list of steps in every iteration (L layers)::
@@ -7,20 +7,18 @@ simulated each. A worker's compute stream runs a fixed list of steps in every it
           update forward ...  update     forward      backward       ...  backward   outside
           layer 0        ...  layer L-1               layer L-1      ...  layer 0
 
-It waits only before an update: with a barrier until everything is synchronised, without one until
-the tensors that this layer needs first are. Everything that happens at one instant is seen before
-the scheduler chooses what to start.
+It waits only before an update: with a barrier until all tensors are synchronised, without one until
+those are that this layer is the first to need. All events of one instant are seen before the
+scheduler chooses what to start.
 
-Times are whole numbers of ticks: what ought to happen at one instant does, and no iteration differs
+Times are whole numbers of ticks: simultaneous events stay simultaneous, and no iteration differs
 from another by rounding.
 
-Tensors are numbered worker by worker. Compiled from this text together with
-:mod:`bytelane.core.kernel`; the same rules apply.
+Tensors are numbered worker by worker. Compiled from this text together with a network (see
+:mod:`bytelane.sim.network`) and :mod:`bytelane.core.kernel`; the same rules apply.
 """
 
 from typing import NamedTuple
-
-import numpy as np
 
 from bytelane.core.kernel import (
     FUSION,
@@ -32,12 +30,17 @@ from bytelane.core.kernel import (
     notify_ready,
     start,
 )
+from bytelane.sim.log import NEVER, Log
+from bytelane.sim.network.serial import (
+    Flights,
+    Network,
+    advance,
+    arrived,
+    next_arrival,
+    transmit,
+)
 
-# Messages under way on a link, of which one is leaving it and one is handled: gloo has two threads.
-# Not to be turned: ``_launch`` remembers two ends.
-AT_ONCE = 2
 FIRST_FORWARD = 1
-NEVER = np.iinfo(np.int64).max
 
 # Where each number of a worker lives in its row of Now.counters.
 ITERATION, STEP, RUNNING, UNSYNCHRONISED = range(4)
@@ -53,91 +56,52 @@ class Work(NamedTuple):
     """Layer -> the tensors whose gradient its backward pass completes."""
     needed_by: Ints
     """Tensor -> the first layer that reads it."""
-    send_ticks: Ints
-    """Operation -> the time it occupies its link."""
-    overhead_ticks: Ints
-    """Lane -> how much of that is saved by travelling in another operation's message."""
-    floor_ticks: Ints
-    """Lane -> how long it takes to handle a message, while bytes of another may leave."""
-    link: Ints
-    """Lane -> the link it uses."""
-    latency_ticks: int
     barrier: bool
     mark: int
     """The step from whose start to its next start an iteration is counted."""
 
 
 class Now(NamedTuple):
-    """Where the simulation stands."""
+    """The simulation's clock, and the progress of each worker."""
 
     clock: Ints
     compute_end: Ints
-    link_free: Ints
-    handler_free: Ints
-    """Link -> when the last of its messages is handled: one is, after the other."""
-    over_at: Ints
-    """Link -> when the last but one and the last of its messages are over."""
     counters: Ints
     layer_missing: Ints
-    flying: Ints
-    known_at: Ints
-    """A ring in each lane's stretch: operations in the order in which they went on the link."""
-    oldest: Ints
-    newest: Ints
-    flights: Ints
-    """Lane -> the place of the first in its ring, the place behind the last, and their number."""
-    rounds: Ints
-    """Operation -> how often it went on the link: once an iteration."""
+    message: Ints
+    """Room for the operations that travel together."""
 
 
-class Log(NamedTuple):
-    """What happened. All but the first keep the last iterations only, as many as they have rows."""
-
-    iteration_start: Ints
-    """Worker, iteration; negative until it has begun."""
-    step_start: Ints
-    step_end: Ints
-    """Iteration, worker, step."""
-    launched: Ints
-    handling: Ints
-    handled: Ints
-    sending: Ints
-    sent: Ints
-    known: Ints
-    """Iteration, operation; negative for what did not happen."""
-
-
-def run(state: State, work: Work, now: Now, log: Log) -> None:
+def run(state: State, work: Work, now: Now, network: Network, flights: Flights, log: Log) -> None:
     """Simulate until the log holds the start of every iteration it has room for."""
+    queues = state.counters.shape[0]
     earliest = 0
     while earliest != NEVER:
         now.clock[0] = earliest
-        for lane in range(now.flights.size):
-            _deliver(state, work, now, lane)
+        advance(network, flights, earliest)
+        for queue in range(queues):
+            _deliver(state, work, now, network, flights, queue)
         for worker in range(now.compute_end.size):
             _compute(state, work, now, log, worker)
-        for lane in range(now.flights.size):
-            _launch(state, work, now, log, lane)
-        earliest = _next_instant(now)
+        for queue in range(queues):
+            _launch(state, now, network, flights, log, queue)
+        earliest = _next_end(now, next_arrival(network, flights))
 
 
-def _next_instant(now: Now) -> int:
-    earliest = NEVER
+def _next_end(now: Now, earliest: int) -> int:
+    """Return when the next step of computing ends, or ``earliest`` if that is sooner."""
     for worker in range(now.compute_end.size):
         if now.counters[worker, RUNNING] == 1:
             earliest = min(earliest, now.compute_end[worker])
-    for lane in range(now.flights.size):
-        if now.flights[lane] > 0:
-            earliest = min(earliest, now.known_at[now.oldest[lane]])
     return earliest
 
 
-def _deliver(state: State, work: Work, now: Now, lane: int) -> None:
-    """Take note of the transfers whose end is known by now."""
-    while now.flights[lane] > 0 and now.known_at[now.oldest[lane]] <= now.clock[0]:
-        operation = now.flying[now.oldest[lane]]
-        now.oldest[lane] = _behind(state, lane, now.oldest[lane])
-        now.flights[lane] -= 1
+def _deliver(
+    state: State, work: Work, now: Now, network: Network, flights: Flights, queue: int
+) -> None:
+    """Record the transfers whose end is known by now."""
+    operation = arrived(network, flights, state, now.clock[0], queue)
+    while operation != NOTHING:
         notify_finish(state, operation)
         for i in range(state.served_from[operation], state.served_from[operation + 1]):
             tensor = state.served[i]
@@ -146,11 +110,7 @@ def _deliver(state: State, work: Work, now: Now, lane: int) -> None:
                 layer = work.needed_by[tensor % work.needed_by.size]
                 now.layer_missing[worker, layer] -= 1
                 now.counters[worker, UNSYNCHRONISED] -= 1
-
-
-def _behind(state: State, lane: int, place: int) -> int:
-    """Return the next place in a lane's ring."""
-    return int(place + 1 if place + 1 < state.lane_from[lane + 1] else state.lane_from[lane])
+        operation = arrived(network, flights, state, now.clock[0], queue)
 
 
 def _compute(state: State, work: Work, now: Now, log: Log, worker: int) -> None:
@@ -206,56 +166,17 @@ def _end_step(state: State, work: Work, now: Now, worker: int) -> None:
         counters[ITERATION] += 1
 
 
-def _launch(state: State, work: Work, now: Now, log: Log, lane: int) -> None:
-    """Put on the link what the scheduler lets go, in one message what may be fused."""
-    operation = start(state, lane)
-    while operation != NOTHING:
-        link = work.link[lane]
-        ready = max(now.clock[0], now.over_at[link, 0])
-        length = work.send_ticks[operation]
-        first, together = now.newest[lane], 0
-        room = state.counters[lane, FUSION] - state.size[operation]
-        while operation != NOTHING:
-            now.flying[now.newest[lane]] = operation
-            now.newest[lane] = _behind(state, lane, now.newest[lane])
-            together += 1
-            operation = join(state, lane, room)
-            if operation != NOTHING:
-                room -= state.size[operation]
-                length += work.send_ticks[operation] - work.overhead_ticks[lane]
-        handling, sending = max(ready, now.handler_free[link]), max(ready, now.link_free[link])
-        handled, sent = handling + work.floor_ticks[lane], sending + length
-        now.handler_free[link] = handled
-        now.link_free[link] = sent
-        now.over_at[link, 0] = now.over_at[link, 1]
-        now.over_at[link, 1] = max(handled, sent)
-        known = max(handled, sent) + work.latency_ticks
-        now.flights[lane] += together
-        for _ in range(together):
-            now.known_at[first] = known
-            if log.launched.shape[0] > 0:
-                _write_down(now, log, now.flying[first], handling, handled, sending, sent, known)
-            first = _behind(state, lane, first)
-        operation = start(state, lane)
-
-
-def _write_down(
-    now: Now,
-    log: Log,
-    operation: int,
-    handling: int,
-    handled: int,
-    sending: int,
-    sent: int,
-    known: int,
+def _launch(
+    state: State, now: Now, network: Network, flights: Flights, log: Log, queue: int
 ) -> None:
-    kept = log.launched.shape[0]
-    row = now.rounds[operation] - (log.iteration_start.shape[1] - 1 - kept)
-    now.rounds[operation] += 1
-    if row >= 0:
-        log.launched[row, operation] = now.clock[0]
-        log.handling[row, operation] = handling
-        log.handled[row, operation] = handled
-        log.sending[row, operation] = sending
-        log.sent[row, operation] = sent
-        log.known[row, operation] = known
+    """Send the operations that the scheduler starts; those that it fuses travel in one message."""
+    operation = start(state, queue)
+    while operation != NOTHING:
+        count, room = 0, state.counters[queue, FUSION]
+        while operation != NOTHING:
+            now.message[count] = operation
+            count += 1
+            room -= state.size[operation]
+            operation = join(state, queue, room)
+        transmit(network, flights, state, log, now.clock[0], queue, now.message, count)
+        operation = start(state, queue)

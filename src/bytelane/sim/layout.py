@@ -1,4 +1,4 @@
-"""Lay out a job on a cluster for the kernel: durations in ticks, and room for what will happen."""
+"""Lay out a job on a cluster for the kernel: durations in ticks, and an empty log to fill."""
 
 import math
 from typing import NamedTuple
@@ -9,11 +9,14 @@ import numpy.typing as npt
 
 from bytelane.cluster import Cluster
 from bytelane.core import Plan, Policy
-from bytelane.core.kernel import Ints, State
+from bytelane.core.kernel import FUSION, Ints, State
 from bytelane.errors import InputError
 from bytelane.job import Job
 from bytelane.sim import kernel
-from bytelane.sim.kernel import Log, Now, Work
+from bytelane.sim.kernel import Now, Work
+from bytelane.sim.log import Log
+from bytelane.sim.network.serial import Network
+from bytelane.sim.network.serial_layout import link_times, make_network
 
 Floats = npt.NDArray[np.float64]
 
@@ -22,7 +25,7 @@ ITERATIONS_WITH_JITTER = 64
 
 # No moment may lie further in the future, in ticks.
 LAST_TICK = 2.0**62
-# As many decimal digits as a float can tell apart: finer ticks would split what was meant equal.
+# As many decimal digits as a float can tell apart: finer ticks would make equal times differ.
 LONGEST_TICKS = 1e15
 # The largest power of ten that is exact in floating point.
 MOST_DIGITS = 22
@@ -42,7 +45,7 @@ class Jitter(msgspec.Struct, frozen=True):
 
 
 class Moments(NamedTuple):
-    """The kernel's log in seconds; NaN for what did not happen."""
+    """The kernel's log in seconds; NaN for a moment that did not happen."""
 
     iteration_start: Floats
     step_start: Floats
@@ -55,29 +58,43 @@ class Moments(NamedTuple):
     known: Floats
 
     def last(self, count: int, back: int = 0) -> "Moments":
-        """Keep the details of so many iterations, as if the last few had not happened."""
+        """Keep the details of ``count`` iterations, and leave out the last ``back`` ones."""
         starts = self.iteration_start[:, : self.iteration_start.shape[1] - back]
         end = self.step_start.shape[0] - back
         return Moments(starts, *(details[end - count : end] for details in self[1:]))
 
 
 def step_durations_s(job: Job, cluster: Cluster, workers: int, jitter: Jitter | None) -> Floats:
-    """Return iteration, worker, step -> seconds; a single iteration if all are alike."""
+    """Return the array iteration, worker, step -> seconds; a single iteration if all are alike."""
     durations = job.columns.step_s[None, None, :].repeat(workers, axis=1)
     if cluster.compute_factors:
         factors = cluster.compute_factors if workers > 1 else [max(cluster.compute_factors)]
-        # But loading data is not the accelerator's business.
+        # All but the last step, outside the model: loading data does not use the accelerator.
         durations[:, :, :-1] *= np.array(factors)[:, None]
     if jitter is None:
         return durations
     rng = np.random.default_rng(jitter.seed)
     normal = rng.standard_normal((ITERATIONS_WITH_JITTER, *durations.shape[1:]))
-    return durations * np.exp(jitter.sigma * normal)
+    return durations * _exp(jitter.sigma * normal)
+
+
+def _exp(exponents: Floats) -> Floats:
+    """Return the same bits on every machine: numpy's exp has other ones where AVX-512 is there."""
+    values = np.fromiter(map(math.exp, exponents.flat), np.float64, exponents.size)
+    return values.reshape(exponents.shape)
 
 
 def computing_s(step_s: Floats) -> float:
-    """Return what an iteration takes without communication, on the slowest worker."""
+    """Return the time per iteration without communication, on the slowest worker."""
     return float(step_s.sum(axis=2).mean(axis=0).max())
+
+
+class Layout(NamedTuple):
+    """A job on a cluster, as the kernel's arrays."""
+
+    work: Work
+    network: Network
+    ticks_per_s: float
 
 
 def lay_out(
@@ -87,36 +104,21 @@ def lay_out(
     state: State,
     step_s: Floats,
     mark: int = kernel.FIRST_FORWARD,
-) -> tuple[Work, float]:
-    """Return what an iteration consists of, and how many ticks a second has."""
+) -> Layout:
+    """Return an iteration's steps and the network's costs, in ticks."""
     completes_from, completes = _completed_by_layer(job, cluster, schedule)
-    stages = schedule.stages
-    copies = state.counters.shape[0] // len(stages)
-    # With a parameter server every worker has links of its own: one each way, or one for both.
-    ways = 0 if cluster.shared_link else 1
-    link = [ways * stage.link * copies + copy for stage in stages for copy in range(copies)]
-    share = [stage.share for stage in stages for _ in range(copies)]
-    wire_factor = cluster.wire_factor
-    overhead_s = cluster.link.overhead_s if wire_factor else 0.0
-    byte_s = wire_factor / cluster.link.rate
-    size = state.size[: state.lane_from[1]]  # in every lane the same
-    send_s = np.concatenate([one * overhead_s + size * (one * byte_s) for one in share])
-    floor_s = cluster.link.floor_s if wire_factor else 0.0
-    ticks_per_s = _ticks_per_s(step_s, np.maximum(send_s, floor_s), cluster.link.latency_s)
+    times = link_times(cluster, schedule, state)
+    ticks_per_s = _ticks_per_s(step_s, times.busy_s, times.latency_s)
+    step_ticks = step_s * ticks_per_s
     work = Work(
-        step_ticks=_whole(step_s * ticks_per_s),
+        step_ticks=np.rint(step_ticks, out=step_ticks).astype(np.int64),
         completes_from=completes_from,
         completes=completes,
         needed_by=job.columns.needed_by,
-        send_ticks=_whole(send_s * ticks_per_s),
-        overhead_ticks=np.array([round(one * overhead_s * ticks_per_s) for one in share]),
-        floor_ticks=np.array([round(one * floor_s * ticks_per_s) for one in share]),
-        link=np.array(link),
-        latency_ticks=round(cluster.link.latency_s * ticks_per_s),
         barrier=schedule.barrier,
         mark=mark,
     )
-    return work, ticks_per_s
+    return Layout(work, make_network(times, ticks_per_s), ticks_per_s)
 
 
 def _completed_by_layer(job: Job, cluster: Cluster, schedule: Policy | Plan) -> tuple[Ints, Ints]:
@@ -131,50 +133,40 @@ def _completed_by_layer(job: Job, cluster: Cluster, schedule: Policy | Plan) -> 
 
 
 def _ticks_per_s(step_s: Floats, send_s: Floats, latency_s: float) -> float:
-    """Choose a power of ten: times that people write down are whole numbers of ticks."""
+    """Choose a power of ten, so that decimal numbers of seconds are whole numbers of ticks."""
     longest = max(float(step_s.max()), float(send_s.max(initial=0.0)), latency_s)
     if not longest:
         return 1.0
     if not math.isfinite(longest * ITERATIONS_WITH_JITTER * (step_s.size + 2 * send_s.size)):
         raise InputError("these times are so long that they cannot be added up")
     total = float(step_s.sum()) / step_s.shape[0] + float(send_s.sum()) + send_s.size * latency_s
-    if not total:  # a latency that nobody pays
+    if not total:  # a latency, but no message that it delays
         return 1.0
     room = min(LAST_TICK / (ITERATIONS_WITH_JITTER * total), LONGEST_TICKS / longest)
     return float(10.0 ** min(math.floor(math.log10(room)), MOST_DIGITS))
 
 
-def _whole(ticks: Floats) -> Ints:
-    return np.rint(ticks, out=ticks).astype(np.int64)
-
-
 def make_now(job: Job, state: State, work: Work) -> Now:
-    """Stand at time zero: nothing has begun."""
-    workers, links = work.step_ticks.shape[1], max(work.link.tolist()) + 1
-    flying, known_at, rounds = np.zeros((3, state.size.size), dtype=np.int64)
+    """Return the state at time zero: nothing has begun."""
+    workers = work.step_ticks.shape[1]
+    together = state.size.size if state.counters[0, FUSION] else 1  # the same in all queues
     return Now(
         clock=np.zeros(1, dtype=np.int64),
         compute_end=np.zeros(workers, dtype=np.int64),
-        link_free=np.zeros(links, dtype=np.int64),
-        handler_free=np.zeros(links, dtype=np.int64),
-        over_at=np.zeros((links, kernel.AT_ONCE), dtype=np.int64),
         counters=np.zeros((workers, kernel.UNSYNCHRONISED + 1), dtype=np.int64),
         layer_missing=np.zeros((workers, len(job.layers)), dtype=np.int64),
-        flying=flying,
-        known_at=known_at,
-        oldest=state.lane_from[:-1].copy(),
-        newest=state.lane_from[:-1].copy(),
-        flights=np.zeros(work.link.size, dtype=np.int64),
-        rounds=rounds,
+        message=np.zeros(together, dtype=np.int64),
     )
 
 
-def make_log(work: Work, iterations: int, kept: int) -> Log:
-    """Make room for so many iterations, and for the details of the last of them."""
+def make_log(state: State, work: Work, iterations: int, kept: int) -> Log:
+    """Return an empty log of ``iterations``, with room for the details of the last ``kept``."""
     workers, steps = work.step_ticks.shape[1:]
     computing = _not_yet(2, kept, workers, steps)
-    communicating = _not_yet(6, kept, work.send_ticks.size)
-    return Log(_not_yet(workers, iterations + 1), *computing, *communicating)
+    communicating = _not_yet(6, kept, state.size.size)
+    rounds = np.zeros(state.size.size if kept else 0, dtype=np.int64)
+    starts = _not_yet(workers, iterations + 1)
+    return Log._make([starts, *computing, *communicating, rounds])
 
 
 def _not_yet(*shape: int) -> Ints:
@@ -185,4 +177,4 @@ def _not_yet(*shape: int) -> Ints:
 
 def in_seconds(log: Log, ticks_per_s: float) -> Moments:
     """Turn ticks into seconds."""
-    return Moments(*(np.where(ticks < 0, np.nan, ticks / ticks_per_s) for ticks in log))
+    return Moments(*(np.where(ticks < 0, np.nan, ticks / ticks_per_s) for ticks in log[:-1]))

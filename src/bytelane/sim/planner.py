@@ -1,20 +1,78 @@
-"""Plan by simulating: run the policy in virtual time and write down what it launches."""
+"""Planner by simulation: run the policy in virtual time and record its launch order as a plan."""
 
 import msgspec
 
 from bytelane.cluster import Cluster, Link
-from bytelane.core import Knobs, Plan, Planner, make_policy, require_lanes, require_plannable
+from bytelane.core import (
+    Knobs,
+    Plan,
+    Planner,
+    Setting,
+    make_policy,
+    require_lanes,
+    require_plannable,
+)
 from bytelane.job import Job, Layer, Tensor
 from bytelane.sim.engine import simulate
 from bytelane.units import FASTEST_RATE, SLOWEST_RATE
 
-# Planned as if communication took this much of the computing time, whatever the real rate is, an
-# order stays within a few per cent of the best one at every rate; planned at a wrong rate it does
-# not. Measured on ResNet-50's shape; searching the ratio is the tuner's work.
+# An order planned as if communication took this many times as long as computing stays within a few
+# per cent of the best one at every real rate; one planned at a wrong rate does not. Measured on
+# ResNet-50's shape; searching the ratio is the tuner's work.
 PLANNING_RATIO = 1.1
 
 # Cut between elements: no element of a supported dtype is larger than this.
 ALIGNMENT = 8
+_ONE_LAYER = Job("one layer", (Layer("layer", 1.0, 1.0),), (Tensor("tensor", 8, (0,)),))
+
+
+class PolicyPlanner(Planner):
+    """Plans by simulating the measured job under a setting, at the rate that gives its ratio."""
+
+    def __init__(self, setting: Setting, barrier: bool | None = None, lanes: int = 1) -> None:
+        _require_plannable(setting.policy)
+        require_lanes(lanes)
+        self.name = setting.policy
+        self.setting = setting
+        self._knobs = msgspec.structs.replace(
+            setting.knobs,
+            partition_bytes=_aligned(setting.knobs.partition_bytes),
+            first_bytes=_aligned(setting.knobs.first_bytes),
+        )
+        self._barrier = barrier
+        self._lanes = lanes
+
+    def plan(self, job: Job, cluster: Cluster | None = None, version: int = 1) -> Plan:
+        # Two workers put every byte on the wire once, so this rate gives the ratio.
+        ratio = PLANNING_RATIO if self.setting.ratio is None else self.setting.ratio
+        rate = job.total_bytes / (ratio * max(job.compute_s, 1e-9))
+        two = Cluster.star(2, Link(min(max(rate, SLOWEST_RATE), FASTEST_RATE)))
+        schedule = make_policy(self.name, job, two, self._knobs)
+        if self.setting.in_ready_order:
+            schedule = schedule.in_ready_order(job)
+        # Interpreted: one simulation takes milliseconds, loading the compiler would take 1 s.
+        made = simulate(job, two, schedule, "interpreted").plan(version).on_lanes(self._lanes)
+        if self._barrier is None:
+            return made
+        return msgspec.structs.replace(made, barrier=self._barrier)
+
+
+class ServerPlanner(Planner):
+    """Lets every rank decide by a policy: what it pushes to servers, and what they send back."""
+
+    def __init__(self, setting: Setting, barrier: bool | None = None, name: str = "") -> None:
+        self.name = name or setting.policy
+        self.setting = setting
+        self._barrier = barrier
+        self.plan(_ONE_LAYER)  # refuse now what would fail after 3 iterations
+
+    def plan(self, job: Job, cluster: Cluster | None = None, version: int = 1) -> Plan:
+        rate = job.total_bytes / (PLANNING_RATIO * max(job.compute_s, 1e-9))
+        two = Cluster.star(2, Link(min(max(rate, SLOWEST_RATE), FASTEST_RATE)), servers=2)
+        policy = make_policy(self.setting.policy, job, two, self.setting.knobs)
+        if self._barrier is not None:
+            policy = msgspec.structs.replace(policy, barrier=self._barrier)
+        return Plan.deciding_locally(policy, job, version)
 
 
 def make_planner(
@@ -23,36 +81,16 @@ def make_planner(
     barrier: bool | None = None,
     *,
     in_ready_order: bool = False,
-    ratio: float = PLANNING_RATIO,
+    ratio: float | None = None,
     lanes: int = 1,
-) -> Planner:
+) -> PolicyPlanner:
     """Return a planner that simulates the measured job under this policy.
 
-    With ``barrier`` the plan is the same, but whether a step waits for all is decided by that.
-    ``in_ready_order`` takes its order away from the policy, and nothing else. ``ratio`` is how much
-    of the computing time communication is taken to last. ``lanes`` carry the operations by turns.
+    ``barrier``, if given, overrides the policy's barrier. ``in_ready_order`` drops the policy's
+    order, and nothing else. ``ratio`` is the communication time to plan for, over the computing
+    time. The operations go round-robin over ``lanes``.
     """
-    _require_plannable(policy)
-    require_lanes(lanes)
-    aligned = msgspec.structs.replace(
-        knobs,
-        partition_bytes=_aligned(knobs.partition_bytes),
-        first_bytes=_aligned(knobs.first_bytes),
-    )
-
-    def plan(job: Job, version: int, cluster: Cluster | None = None) -> Plan:
-        # Two workers put every byte on the wire once, so this rate makes the ratio.
-        rate = job.total_bytes / (ratio * max(job.compute_s, 1e-9))
-        link = Link(min(max(rate, SLOWEST_RATE), FASTEST_RATE))
-        # Interpreted: one simulation is milliseconds, and loading the compiler would be a second.
-        two = Cluster(2, link)
-        schedule = make_policy(policy, job, two, aligned)
-        if in_ready_order:
-            schedule = schedule.in_ready_order(job)
-        made = simulate(job, two, schedule, "interpreted").plan(version).on_lanes(lanes)
-        return made if barrier is None else msgspec.structs.replace(made, barrier=barrier)
-
-    return plan
+    return PolicyPlanner(Setting(policy, knobs, ratio, in_ready_order), barrier, lanes)
 
 
 def _aligned(size: int | None) -> int | None:
@@ -60,6 +98,5 @@ def _aligned(size: int | None) -> int | None:
 
 
 def _require_plannable(policy: str) -> None:
-    """Refuse now what would fail on one rank, after three iterations."""
-    job = Job("one layer", (Layer("layer", 1.0, 1.0),), (Tensor("tensor", 8, (0,)),))
-    require_plannable(make_policy(policy, job, Cluster(2, Link(1.0))))
+    """Refuse a policy now that would fail on one rank after 3 iterations."""
+    require_plannable(make_policy(policy, _ONE_LAYER, Cluster.star(2, Link(1.0))))

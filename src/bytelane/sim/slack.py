@@ -1,4 +1,4 @@
-"""The network slack: how much time a tensor has, and how much of it is left.
+"""Network slack: how much time a tensor's transfer has, and how much of it is left on arrival.
 
 A tensor's life, on one worker, goes from the backward pass of one iteration into the next forward
 pass::
@@ -11,7 +11,7 @@ begins: at the same moment, unless computing had to wait in between. With a barr
 computed before all tensors are there, so all of them are needed when the forward pass could begin.
 
 The *budget*, from ready to needed, is what the literature calls the network slack that a layer
-has: a transfer may take that long and nobody waits for it. The *slack*, from arrived to used, is
+has: a transfer may take that long without delaying any layer. The *slack*, from arrived to used, is
 what was left of it: the tensor could have come that much later at no cost. It is zero exactly for
 those tensors that computing waited for, or that came at the last moment.
 
@@ -29,7 +29,7 @@ from bytelane.sim.steady import Steady, steady, whole_iterations
 
 
 class Slack(NamedTuple):
-    """Columns with a row a tensor or a layer; seconds since the forward pass began."""
+    """Columns with one row per tensor or per layer; seconds since the forward pass began."""
 
     layer: Ints
     """The layer that uses it first."""
@@ -55,12 +55,12 @@ class Slack(NamedTuple):
 
 
 def tensor_slack(found: Simulation, worker: int = 0) -> Slack:
-    """Return the life of every tensor, in the job's order."""
+    """Return the moments and slack of every tensor, in the job's order."""
     return _mean(_lives(found, worker))
 
 
 def layer_slack(found: Simulation, worker: int = 0) -> Slack:
-    """Return the same for every layer that uses a tensor first: its tensors taken together."""
+    """Return them for every layer that is the first to use a tensor: its tensors together."""
     return _mean([_by_layer(found, tensors) for tensors in _lives(found, worker)])
 
 
@@ -80,7 +80,7 @@ def _lives(found: Simulation, worker: int) -> list[Slack]:
 def _tensors_in(found: Simulation, one: Steady) -> Slack:
     layers, layer = len(found.job.layers), found.job.columns.needed_by
     ready = one.step_end[3 * layers - 1 - found.job.columns.complete_after]
-    # What ends before the update of each layer: all of the iteration before, or a forward.
+    # The end of the step before each layer's update: of the iteration before, or a forward.
     before = np.concatenate([one.step_end[-1:], one.next_end[1 : 2 * layers - 1 : 2]])
     opens = np.zeros_like(layer) if found.schedule.barrier else layer
     arrived, used = _arrived(found, one, ready), one.next_start[2 * opens]

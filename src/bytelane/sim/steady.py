@@ -1,7 +1,7 @@
 """Iterations of the steady state, cut out of the log.
 
-Without jitter all are alike, so the last one that was seen to its end tells everything. With jitter
-there are as many as were measured, and it is their means that tell something.
+Without jitter all are alike, and the last one that was seen to its end is enough. With jitter there
+are as many as were measured, and callers take means.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class Steady(NamedTuple):
 def steady(found: Simulation, worker: int = 0, back: int = 0) -> Steady:
     """Return a worker's iteration: its computing, and the transfers of the gradients it made.
 
-    It is the last one that was seen to its end, or so many before that.
+    It is the last one that was seen to its end, or the one ``back`` before it.
     """
     if found.log is None:
         raise InputError(
@@ -53,7 +53,7 @@ def steady(found: Simulation, worker: int = 0, back: int = 0) -> Steady:
 
 
 def whole_iterations(found: Simulation) -> int:
-    """Return how many were seen to their end: one, or with jitter all that were measured."""
+    """Return how many iterations were seen to their end: one, or with jitter all measured ones."""
     return 1 if found.log is None else found.log.step_start.shape[0] - KEPT + 1
 
 
@@ -69,7 +69,7 @@ def by_stage(found: Simulation, moments: Floats, worker: int) -> Floats:
 
 
 def simulated_worker(found: Simulation, worker: int) -> int:
-    """Return the one that stands for this worker: equal workers are simulated as one."""
+    """Return the number of the simulated worker: equal workers are simulated as one."""
     if not 0 <= worker < found.cluster.workers:
         raise InputError(
             f"there is no worker {worker}; they are numbered 0 to {found.cluster.workers - 1}"

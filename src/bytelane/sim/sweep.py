@@ -1,4 +1,4 @@
-"""Many what-ifs: every combination of jobs, clusters, policies and knobs, answered in order."""
+"""Sweep: simulate every combination of jobs, clusters, policies and knobs, in order."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -11,35 +11,43 @@ from typing import TypeVar
 import msgspec
 
 from bytelane.cluster import Cluster, Sync
-from bytelane.core import Knobs, choose_knobs, policy_entry
+from bytelane.core import Knobs, Setting, choose_knobs, policy_entry
 from bytelane.core.policy import PolicyMaker
 from bytelane.errors import InputError
 from bytelane.job import Job
+from bytelane.knob import SIZE_SUFFIX
 from bytelane.sim.engine import (
     ITERATIONS,
     ITERATIONS_UNTIL_IN_STEP,
     WORTH_COMPILING,
     Engine,
 )
-from bytelane.sim.fluid import optimal_iteration_s
-from bytelane.sim.quick import Times, times_each
+from bytelane.sim.evaluation import Times, times_each
+from bytelane.sim.optimal import optimal_iteration_s
 
 T = TypeVar("T")
-KnobLists = Mapping[str, Sequence[int]]
-"""Values to try, by the names of the fields of Knobs; a knob that is not there stays as it is."""
+KnobLists = Mapping[str, Sequence[float]]
+"""Values to try, by the knobs' names with units; a missing knob keeps its default."""
 Task = tuple[Job, Cluster, PolicyMaker, Knobs]
-"""A setting as it travels: with the policy itself, whose name the other side may not know."""
+"""A setting for another process, with the policy's maker: its name may not be registered there."""
 Found = tuple[Times, float]
-"""What one setting takes, and the optimum."""
+"""The times of one setting, and the optimum."""
 
 
-class Setting(msgspec.Struct, frozen=True):
-    """One what-if."""
+class WhatIf(msgspec.Struct, frozen=True):
+    """A setting, for a job on a cluster."""
 
     job: Job
     cluster: Cluster
-    policy: str
-    knobs: Knobs
+    setting: Setting
+
+    @property
+    def policy(self) -> str:
+        return self.setting.policy
+
+    @property
+    def knobs(self) -> Knobs:
+        return self.setting.knobs
 
     def __post_init__(self) -> None:
         if self.cluster.sync not in policy_entry(self.policy).sync:
@@ -49,7 +57,7 @@ class Setting(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """What a simulation of the setting found, without its trace."""
 
-    setting: Setting
+    asked: WhatIf
     iteration_s: float
     compute_s: float
     communication_s: float
@@ -66,17 +74,17 @@ def make_settings(
     clusters: Sequence[Cluster],
     policies: Sequence[str],
     knobs: KnobLists | None = None,
-) -> list[Setting]:
+) -> list[WhatIf]:
     """Combine everything with everything, the policies and their knobs fastest.
 
     A policy is combined with the knobs that it uses and with the clusters that it has a meaning
-    for. What is then never used at all is refused.
+    for. A policy, kind of cluster or knob that is then in no combination is refused.
     """
     lists = knobs or {}
     require_use(policies, list(dict.fromkeys(cluster.sync for cluster in clusters)), lists)
     choices = {sync: _choices(policies, sync, lists) for sync in {c.sync for c in clusters}}
     return [
-        Setting(job, cluster, policy, chosen)
+        WhatIf(job, cluster, Setting(policy, chosen))
         for job in jobs
         for cluster in clusters
         for policy, chosen in choices[cluster.sync]
@@ -90,7 +98,7 @@ def count_choices(policies: Sequence[str], sync: Sync, knobs: KnobLists) -> int:
 
 
 def require_use(policies: Sequence[str], syncs: Sequence[Sync], knobs: KnobLists) -> None:
-    """Refuse what would take part in no setting at all."""
+    """Refuse policies, kinds of cluster and knobs that would be part of no setting."""
     for name in policies:
         if not set(policy_entry(name).sync) & set(syncs):
             raise InputError(f"policy {name} has no meaning for {' or '.join(syncs)}; leave it out")
@@ -101,7 +109,7 @@ def require_use(policies: Sequence[str], syncs: Sequence[Sync], knobs: KnobLists
             )
     for knob, values in knobs.items():
         if values and not any(_used(name, {knob: values}) for name in policies):
-            what = knob.removesuffix("_bytes")
+            what = knob.removesuffix(SIZE_SUFFIX)
             raise InputError(f"{what} has no effect under {' or '.join(policies)}; leave it out")
 
 
@@ -110,8 +118,8 @@ def combinations(lists: Mapping[str, Sequence[T]]) -> Iterator[dict[str, T]]:
     return (dict(zip(lists, chosen, strict=True)) for chosen in product(*lists.values()))
 
 
-def sweep(settings: Sequence[Setting], executor: Executor | None = None) -> Iterator[Answer]:
-    """Answer every setting in order, in this process or wherever the executor works.
+def sweep(settings: Sequence[WhatIf], executor: Executor | None = None) -> Iterator[Answer]:
+    """Simulate every setting in order, in this process or in the executor's.
 
     Each answer is that of ``simulate``, to the last bit and wherever it was computed.
     """
@@ -137,31 +145,26 @@ def _choices(policies: Sequence[str], sync: Sync, knobs: KnobLists) -> list[tupl
 
 def _used(policy: str, knobs: KnobLists) -> KnobLists:
     """Keep the lists that are not empty and have an effect under this policy."""
-    entry = policy_entry(policy)
-    own = {
-        "partition_bytes": entry.partition_bytes,
-        "credit_bytes": entry.parts_in_flight,
-        "fusion_bytes": entry.fusion_bytes,
-    }
-    return {knob: values for knob, values in knobs.items() if values and own[knob] is not None}
+    declared = {knob.key for knob in policy_entry(policy).knobs}
+    return {key: values for key, values in knobs.items() if values and key in declared}
 
 
-def _worth_compiling(settings: Sequence[Setting]) -> bool:
+def _worth_compiling(settings: Sequence[WhatIf]) -> bool:
     return any(steps >= WORTH_COMPILING for steps in accumulate(map(_about_steps, settings)))
 
 
-def _about_steps(setting: Setting) -> int:
-    """Guess how much is simulated, in steps of a whole simulation, without making the policy."""
+def _about_steps(setting: WhatIf) -> int:
+    """Estimate how much is simulated, in steps of a whole simulation, without making the policy."""
     job, part = setting.job, setting.knobs.partition_bytes
     pieces = max(len(job.tensors), job.total_bytes // part if part else 0)
     steps = 3 * len(job.layers) + pieces
     if len(set(setting.cluster.compute_factors)) > 1:
         return steps * setting.cluster.workers * ITERATIONS_UNTIL_IN_STEP // ITERATIONS
-    return steps // ITERATIONS  # a single one tells all
+    return steps // ITERATIONS  # a single iteration is simulated
 
 
 def _chunks(tasks: Sequence[Task]) -> list[Sequence[Task]]:
-    """Cut into runs: so many that all cores end together, so long that sending them is nothing."""
+    """Cut into chunks: enough for all cores to end together, few enough for cheap transfer."""
     size = max(1, isqrt(len(tasks)) // 2)
     return [tasks[i : i + size] for i in range(0, len(tasks), size)]
 
@@ -171,7 +174,7 @@ def _simulate_all(tasks: Sequence[Task], compiled: bool) -> list[Found]:
 
 
 def _simulate(tasks: Sequence[Task], compiled: bool) -> Iterator[Found]:
-    # Whether there is a compiler is for the process to say that does the work.
+    # Asked here, in the process that simulates: it may lack the compiler.
     engine: Engine = "compiled" if compiled and find_spec("numba") else "auto"
     for _, alike in groupby(tasks, key=lambda task: (id(task[0]), id(task[1]))):
         same = list(alike)

@@ -1,4 +1,4 @@
-"""The contract that every policy keeps, as tests to subclass: ours and yours pass the same ones.
+"""Contract tests of policies, transports and engines, to subclass for your own.
 
 ::
 
@@ -7,6 +7,8 @@
     class TestMine(PolicyContract):
         policy = "mine"  # as it was registered
 
+:class:`TransportContract` and :class:`EngineContract` are used in the same way.
+:class:`ManualTransport`, :class:`ImmediateTransport` and :class:`StreamTransport` are test doubles.
 """
 
 from bytelane.errors import MissingExtra as _MissingExtra
@@ -26,7 +28,27 @@ def _require_extra() -> None:
 _require_extra()
 
 from bytelane.testing.contract import ContractBroken  # noqa: E402
+from bytelane.testing.engine_contract import EngineContract  # noqa: E402
 from bytelane.testing.policy_contract import PolicyContract  # noqa: E402
+from bytelane.testing.transport_contract import TransportContract  # noqa: E402
+from bytelane.testing.transports import (  # noqa: E402
+    ImmediateTransport,
+    ManualTransport,
+    Stream,
+    StreamTransport,
+    WrongOrder,
+)
 from bytelane.testing.worlds import World  # noqa: E402
 
-__all__ = ["ContractBroken", "PolicyContract", "World"]
+__all__ = [
+    "ContractBroken",
+    "EngineContract",
+    "ImmediateTransport",
+    "ManualTransport",
+    "PolicyContract",
+    "Stream",
+    "StreamTransport",
+    "TransportContract",
+    "World",
+    "WrongOrder",
+]

@@ -1,4 +1,4 @@
-"""A rule is a check with a docstring: its first line is the rule, the rest why it matters."""
+"""Rules of a contract: checks whose docstring has the rule, then why it matters."""
 
 import functools
 import inspect
@@ -18,7 +18,7 @@ C = TypeVar("C", bound=_Contract)
 
 
 def rule(check: Callable[[C], None]) -> Callable[[C], None]:
-    """Let a check that fails say all of this, from its docstring."""
+    """Make a failing check report the rule and why it matters, from its docstring."""
     statement, _, why = (inspect.getdoc(check) or "").partition("\n\n")
 
     @functools.wraps(check)
@@ -26,7 +26,7 @@ def rule(check: Callable[[C], None]) -> Callable[[C], None]:
         try:
             check(contract)
         except ContractBroken as broken:
-            # The same exception goes on: hypothesis has noted on it how to see it again.
+            # The same exception is raised again: hypothesis has put a note on it how to reproduce.
             broken.args = (
                 f"policy {contract.policy!r} breaks a rule: {statement}\n"
                 f"  found: {broken}\n"
@@ -38,6 +38,6 @@ def rule(check: Callable[[C], None]) -> Callable[[C], None]:
 
 
 def require(holds: bool, found: str) -> None:
-    """Raise what was found if that is not as it must be."""
+    """Raise ContractBroken with what was found, unless the condition holds."""
     if not holds:
         raise ContractBroken(found)

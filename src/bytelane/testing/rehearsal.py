@@ -1,7 +1,6 @@
-"""Play an iteration to the scheduler, in any order that events may have, and look at each answer.
+"""Rehearse an iteration: give the scheduler events in random order, and check each answer.
 
-Real events come in one order; here they come in all orders. A gradient may be ready at any time
-and a message may be over at any time after it was started.
+A gradient may be ready at any time, and a message may be over at any time after it was started.
 """
 
 from random import Random
@@ -15,7 +14,7 @@ from bytelane.job import Job
 
 
 class Message(NamedTuple):
-    """What the scheduler has started in one go."""
+    """Pieces that the scheduler has started in one go."""
 
     stage: int
     pieces: tuple[int, ...]
@@ -25,7 +24,7 @@ class Message(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """One event, and what the scheduler made of it."""
+    """One event, and the messages that the scheduler started at it."""
 
     kind: str
     which: int
@@ -35,7 +34,7 @@ class Moment(NamedTuple):
 
 
 class Rehearsal:
-    """One iteration. Afterwards: what was started, what was wrong, and whether all came home."""
+    """One iteration: the messages started, the mistakes, and whether all pieces arrived."""
 
     def __init__(self, policy: Policy, job: Job, seed: int) -> None:
         self.messages: list[Message] = []
@@ -59,7 +58,7 @@ class Rehearsal:
     def left_behind(self) -> list[str]:
         """Name the pieces that have not passed a stage."""
         return [
-            f"{self._policy.stages[stage].name} of piece {piece}"
+            f"{self._policy.stages[stage].collective} of piece {piece}"
             for stage, piece in np.argwhere(~self._over).tolist()
         ]
 
@@ -128,19 +127,19 @@ class Rehearsal:
                     )
 
     def _is_alone(self, stage: int) -> bool:
-        """Tell whether the first piece is under way, and wants nothing started beside it."""
+        """Tell whether the first piece is under way and must stay alone."""
         has_window = self._policy.stages[stage].window.limit < NO_LIMIT
         under_way = self._started[stage, :1] & ~self._over[stage, :1]
         return self._policy.first_unit_alone and has_window and bool(under_way.any())
 
     def _describe(self, stage: int, piece: int) -> str:
-        return f"{self._policy.stages[stage].name} of piece {piece}"
+        return f"{self._policy.stages[stage].collective} of piece {piece}"
 
 
 def replay(rehearsal: Rehearsal, plan: Plan) -> list[tuple[int, ...]]:
     """Give a plan the same events; return which messages start at each of them.
 
-    Nothing starts any more from where a transfer would end that the plan has not started.
+    The replay ends where a message finishes that the plan has not started.
     """
     scheduler = Scheduler.of_plan(plan)
     numbers = _numbers(rehearsal, len(plan.operations))
@@ -161,7 +160,7 @@ def replay(rehearsal: Rehearsal, plan: Plan) -> list[tuple[int, ...]]:
 
 
 def _numbers(rehearsal: Rehearsal, operations: int) -> list[int]:
-    """Return the number that each message has in a plan: its second half is as many further on."""
+    """Return each message's number in a plan: those of a later stage follow all of the first."""
     first = {
         p: k for k, sent in enumerate(rehearsal.messages) if not sent.stage for p in sent.pieces
     }

@@ -1,34 +1,30 @@
-"""Making a policy in many worlds, and leaving each mistake to the rule whose business it is."""
+"""Make a policy in many worlds; a rule skips where an earlier rule already fails."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import ClassVar
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 
 from bytelane import plugins
 from bytelane.cluster import Sync
-from bytelane.core import Knobs, Policy, choose_knobs, make_policy, policy_entry
+from bytelane.core import Knob, Knobs, Policy, choose_knobs, make_policy, policy_entry
 from bytelane.core.policy import Entry
 from bytelane.errors import InputError
 from bytelane.job import Job
 from bytelane.sim import Simulation, simulate
 from bytelane.testing import sound
 from bytelane.testing.contract import require
-from bytelane.testing.worlds import World, odd_worlds, wide_job, worlds
-
-# From one byte to more than any tensor: somewhere in between a knob has to show.
-KNOB_VALUES = tuple(4**i for i in range(21))
+from bytelane.testing.worlds import World, odd_worlds, some_values, wide_job, worlds
 
 
 class _KnobsRefused(Exception):
-    """The policy does not want these knobs, which is its right."""
+    """The policy refuses these knobs, as it may."""
 
 
 class Trial:
-    """What the rules share."""
+    """Helpers that the rules of a policy share."""
 
     policy: str
     """The name under which it is registered."""
@@ -51,7 +47,7 @@ class Trial:
         return make_policy(self.policy, world.job, world.cluster, world.knobs)
 
     def _made(self, world: World, *looks: sound.Look) -> Policy:
-        """Make the policy; skip if that fails, or if one of these looks finds something."""
+        """Make the policy; skip if that fails, or if one of these checks finds a mistake."""
         try:
             policy = self._make(world)
         except Exception as error:
@@ -61,16 +57,16 @@ class Trial:
         for look in looks:
             wrong = look(policy, self.policy, world.job, world.cluster)
             if wrong is not None:
-                pytest.skip(f"mend this first: {wrong}")
+                pytest.skip(f"fix this first: {wrong}")
         return policy
 
     def _sound(self, world: World) -> Policy:
         return self._made(world, *sound.IN_ORDER)
 
-    def _made_with_values(self, world: World, knob: str) -> Iterator[Policy]:
+    def _made_with_values(self, world: World, knob: Knob) -> Iterator[Policy]:
         """Make it with every value of a knob that it does not refuse."""
-        for value in KNOB_VALUES:
-            knobs = msgspec.structs.replace(self._knobs(world), **{knob: value})
+        for value in some_values(knob):
+            knobs = Knobs.of(self._knobs(world).values | {knob.key: value})
             with suppress(InputError):
                 yield self._make(world._replace(knobs=knobs))
 
@@ -100,7 +96,7 @@ class Trial:
         settings(max_examples=self.examples, deadline=None)(randomly(try_in))()
 
     def _everywhere_passes(self, look: sound.Look) -> None:
-        """Try a look at the policy's data, after those that it relies on."""
+        """Try a check of the policy's data, after those that it relies on."""
         looks_before = sound.IN_ORDER[: sound.IN_ORDER.index(look)]
 
         def check(world: World) -> None:

@@ -1,7 +1,7 @@
-"""Where a policy is tried: a job, a cluster, and knobs; first the odd ones, then random ones.
+"""Worlds in which a policy is tested: a job, a cluster, and knobs; odd ones, then random ones.
 
-Times are multiples of 1/8 s, rates and worker counts powers of two. So sums are exact, and what
-ought to happen at the same instant does. Uneven worlds are for comparing bits.
+Times are multiples of 1/8 s, rates and worker counts powers of two. So sums are exact, and
+simultaneous events stay simultaneous. Uneven worlds are for comparing bits.
 """
 
 from collections.abc import Iterator
@@ -11,27 +11,19 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from bytelane.cluster import Cluster, Link, Sync
-from bytelane.core import Knobs, choose_knobs, policy_entry
-from bytelane.core.policy import Entry
+from bytelane.core import Knob, Knobs, choose_knobs, policy_entry
 from bytelane.job import Job, Layer, Tensor
-
-# Which field of Knobs is turned by a policy that has set which field of its entry.
-DECLARED_BY = {
-    "partition_bytes": "partition_bytes",
-    "credit_bytes": "parts_in_flight",
-    "fusion_bytes": "fusion_bytes",
-}
 
 
 class World(NamedTuple):
-    """One situation."""
+    """A job, a cluster and knobs to test a policy with."""
 
     job: Job
     cluster: Cluster
     knobs: Knobs | None = None
-    """None: the policy's own."""
+    """None: the policy's defaults."""
     seed: int = 0
-    """Decides in which order things become ready and finish, where that is open."""
+    """Decides in which order gradients become ready and messages finish, where that is open."""
 
     def __str__(self) -> str:
         job, cluster = self.job, self.cluster
@@ -42,15 +34,25 @@ class World(NamedTuple):
         )
 
 
-def declared_knobs(entry: Entry) -> list[str]:
-    """Return the fields of Knobs that a policy says it uses."""
-    return [knob for knob, field in DECLARED_BY.items() if getattr(entry, field) is not None]
+def some_values(knob: Knob) -> list[float]:
+    """Return values over the whole range of a knob: some of them must have an effect."""
+    powers = [4.0**power for power in range(32)]
+    steps = [knob.least + (knob.most - knob.least) * step / 16 for step in range(17)]
+    found = {*powers[:21], *(steps if knob.most < powers[-1] else ()), *knob.usual}
+    whole = found if knob.kind == "number" else set(map(int, found))
+    return sorted(value for value in whole if knob.least <= value <= knob.most)
+
+
+def _near(knob: Knob, value: int) -> float:
+    """Return the number nearest to a value within a knob's range."""
+    return min(max(value, knob.least), knob.most)
 
 
 def odd_worlds(policy: str, *ways: Sync) -> Iterator[World]:
     """Yield every odd job on some cluster, and every kind of cluster with some job."""
-    declared = declared_knobs(policy_entry(policy))
-    turned = choose_knobs(policy, **dict.fromkeys(declared, 8)) if declared else None
+    declared = policy_entry(policy).knobs
+    eight = {knob.key: _near(knob, 8) for knob in declared}
+    turned = choose_knobs(policy, **eight) if declared else None
     for sync in ways:
         clusters = _odd_clusters(sync)
         jobs = _odd_jobs()
@@ -98,17 +100,17 @@ def _odd_clusters(sync: Sync) -> list[Cluster]:
     link = Link(8.0, 0.125, 0.25, 0.5)
     if sync == "allreduce":
         return [
-            Cluster(2, link),
-            Cluster(1, link),
-            Cluster(8, Link(8.0)),
-            Cluster(2, link, compute_factors=(1.0, 1.5)),
+            Cluster.star(2, link),
+            Cluster.star(1, link),
+            Cluster.star(8, Link(8.0)),
+            Cluster.star(2, link, compute_factors=(1.0, 1.5)),
         ]
     return [
-        Cluster(2, link, servers=2),
-        Cluster(1, link, servers=1),
-        Cluster(4, link, servers=2, colocated=False),
-        Cluster(2, Link(8.0), servers=4, colocated=False),
-        Cluster(2, link, servers=2, compute_factors=(1.0, 1.5)),
+        Cluster.star(2, link, servers=2),
+        Cluster.star(1, link, servers=1),
+        Cluster.star(4, link, servers=2, colocated=False),
+        Cluster.star(2, Link(8.0), servers=4, colocated=False),
+        Cluster.star(2, link, servers=2, compute_factors=(1.0, 1.5)),
     ]
 
 
@@ -119,10 +121,10 @@ uneven = st.floats(0, 3, allow_subnormal=False)
 
 @st.composite
 def worlds(draw: st.DrawFn, policy: str, *ways: Sync, exact: bool = True) -> World:
-    """Draw a world in which this policy has a meaning, with its own knobs or others."""
+    """Draw a world in which this policy has a meaning, with its default knobs or others."""
     seconds = eighths if exact else uneven
-    declared = declared_knobs(policy_entry(policy))
-    turned = {knob: draw(st.integers(1, 48)) for knob in declared}
+    declared = policy_entry(policy).knobs
+    turned = {knob.key: _near(knob, draw(st.integers(1, 48))) for knob in declared}
     own = not turned or draw(st.booleans())
     return World(
         job=draw(_jobs(seconds)),
@@ -134,7 +136,7 @@ def worlds(draw: st.DrawFn, policy: str, *ways: Sync, exact: bool = True) -> Wor
 
 @st.composite
 def _jobs(draw: st.DrawFn, seconds: st.SearchStrategy[float]) -> Job:
-    """Draw anything a job may be: tied tensors, several a layer or none, branches."""
+    """Draw any kind of job: tied tensors, several per layer or none, branches."""
     count = draw(st.integers(1, 6))
     layers = tuple(
         Layer(f"l{i}", draw(seconds), draw(seconds), draw(seconds), draw(_inputs(i)))
@@ -158,11 +160,13 @@ def _inputs(layer: int) -> st.SearchStrategy[tuple[int, ...] | None]:
 
 @st.composite
 def _clusters(draw: st.DrawFn, sync: Sync) -> Cluster:
-    link = Link(draw(st.sampled_from([4.0, 32.0])), *(draw(overheads) for _ in range(3)))
+    rate = draw(st.sampled_from([4.0, 32.0]))
+    overhead_s, latency_s, floor_s = (draw(overheads) for _ in range(3))
+    link = Link(rate, overhead_s, latency_s, floor_s)
     workers = draw(st.sampled_from([1, 2, 4]))
     factors = draw(st.sampled_from([(), (1.0,) * (workers - 1) + (1.5,)]))
     if sync == "allreduce":
-        return Cluster(workers, link, compute_factors=factors)
+        return Cluster.star(workers, link, compute_factors=factors)
     separate = draw(st.booleans())
     servers = draw(st.sampled_from([1, 2, 4])) if separate else workers
-    return Cluster(workers, link, servers, not separate, factors)
+    return Cluster.star(workers, link, servers, not separate, factors)

@@ -1,4 +1,4 @@
-"""What happened, from either engine: spans, who led to whom, and the files that show them."""
+"""Traces of the simulator and of training: spans, gradient flows, Chrome trace files."""
 
 from bytelane.trace.chrome import save_chrome, spread
 from bytelane.trace.flow import flows

@@ -1,4 +1,4 @@
-"""Traces as Chrome trace JSON, which Perfetto and chrome://tracing open.
+"""Write traces as Chrome trace JSON, which Perfetto and chrome://tracing open.
 
 Each trace is a process, each track a thread. Transfers overlap while several are in flight, so they
 are spread over as many tracks as are needed. Arrows lead from the backward pass that completed a
@@ -20,14 +20,14 @@ COMPUTE_TRACK = 0
 
 Event = dict[str, Any]
 Change = tuple[float, int]
-"""A moment, and by how much something grows then."""
+"""A moment, and by how much a counter grows then."""
 
 
 def save_chrome(traces: Sequence[Trace], path: str | Path) -> None:
     """Write several traces into one file, one under the other."""
-    # Perfetto drops what begins before zero, as an update before the first forward pass does.
+    # Perfetto drops spans that begin before zero, such as an update before the first forward pass.
     zero = min((span.start_s for trace in traces for span in trace.spans), default=0.0)
-    flow_ids = count(1)  # of the whole file: a viewer joins what has the same number
+    flow_ids = count(1)  # for the whole file: a viewer joins flows with the same number
     events = [
         event
         for pid, trace in enumerate(traces)
@@ -38,7 +38,7 @@ def save_chrome(traces: Sequence[Trace], path: str | Path) -> None:
 
 
 def spread(spans: Sequence[Span]) -> list[tuple[int, Span]]:
-    """Give each span the first track on which nothing else runs meanwhile."""
+    """Give each span the first track on which no other span runs meanwhile."""
     free_from: list[float] = []
     placed = []
     for span in sorted(spans, key=lambda s: (s.start_s, s.end_s)):
@@ -95,7 +95,7 @@ def _in_flight(transfers: Sequence[Span]) -> Iterator[Change]:
 def _rates(link: Sequence[Carried], field: str) -> Iterator[Change]:
     for part in link:
         if part.end_s > part.start_s:
-            # Whole numbers add up to nothing again.
+            # Whole numbers, so that the counter returns to exactly 0.
             rate = round(getattr(part, field) / (part.end_s - part.start_s))
             yield part.start_s, rate
             yield part.end_s, -rate

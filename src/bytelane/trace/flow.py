@@ -1,4 +1,4 @@
-"""Follow every gradient through a trace: who made it, what carried it, who used it."""
+"""Gradient flows in a trace: from a backward pass through transfers to an update or a forward."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -11,8 +11,8 @@ Computed = dict[tuple[int, int], list[Span]]
 def flows(trace: Trace) -> Iterator[tuple[Span, ...]]:
     """Yield spans that led from one to the next: a backward, transfers, an update or a forward.
 
-    One flow for each operation and each layer that it serves. What the trace does not show, such as
-    steps that take no time, is left out; a flow has two spans or more.
+    One flow for each operation and each layer that it serves. Steps that are not in the trace, as
+    they take no time, are left out; a flow has two spans or more.
     """
     made = _by_iteration_and_layer(trace.spans, ("backward",))
     used = _by_iteration_and_layer(trace.spans, ("update", "forward"))

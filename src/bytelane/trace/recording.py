@@ -1,8 +1,8 @@
-"""What one rank's scheduler was told, and when: enough to step the core through it again.
+"""Record and replay the events of one rank's scheduler, as JSON lines.
 
-A file of JSON lines. A line with a plan holds for the rounds after it; a line with a round has its
-events, and what was launched. A run that is killed leaves whole lines and perhaps one half, which
-is left out when the file is read.
+A line with a plan holds for the rounds after it; a line with a round has its events and the
+launched operations: enough to step the core through them again. A run that is killed may leave an
+incomplete last line, which is left out when the file is read.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from bytelane.files import open_regular
 from bytelane.terminal import announce
 from bytelane.units import format_bytes
 
-# A round has a line, a day of training some hundred thousand of them.
+# One line per round; a day of training has some hundred thousand rounds.
 LONGEST_LINE = 64 * 2**20
 LARGEST_RECORDING = 16 * 2**30
 
@@ -37,14 +37,14 @@ class RoundLine(msgspec.Struct, frozen=True, tag="round"):
     number: int
     """Of the round, within the step."""
     events: tuple[Event, ...]
-    """Seconds of a clock that starts anywhere, what happened, and to which tensor or operation."""
+    """Seconds of a clock with any zero, the kind of event, and the tensor or operation."""
     launched: tuple[int, ...]
 
 
 class Recorder:
     """Writes one rank's recording, a line at a time.
 
-    Training is worth more than its recording: one that can no longer be written ends there.
+    A write error ends the recording, not the training.
     """
 
     def __init__(self, path: Path) -> None:
@@ -71,18 +71,18 @@ class Recorder:
 
     def close(self) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what could not be written before
+            with contextlib.suppress(OSError):  # closing repeats a write that failed before
                 self._file.close()
             self._file = None
 
 
 class Replayed(NamedTuple):
-    """A round, stepped through the core again."""
+    """A round that was stepped through the core again."""
 
     line: RoundLine
     plan: PlanLine
     difference: str
-    """Where the core would have done something else; empty if nowhere."""
+    """Where the core decides differently now; empty if nowhere."""
 
     @property
     def seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""What ran where and when, in either engine."""
+"""Spans: when computing and transfers ran, in the simulator or in training."""
 
 from typing import Literal, TypeVar
 
@@ -8,7 +8,7 @@ Kind = Literal["forward", "backward", "update", "outside", "transfer"]
 
 
 class Span(msgspec.Struct, frozen=True):
-    """One thing that took time."""
+    """A step of computing or a transfer, with its start and end."""
 
     kind: Kind
     name: str
@@ -18,8 +18,8 @@ class Span(msgspec.Struct, frozen=True):
     bytes: int = 0
     """Transfers only."""
     layers: tuple[int, ...] = ()
-    """What it computes; for a transfer, the layers that use its tensors first. In one trace a
-    number always means the same layer."""
+    """The layers that it computes; for a transfer, the layers that use its tensors first. In one
+    trace a number always means the same layer."""
     operation: int = -1
     """Transfers only: a push and the pull of the same pieces are stages of one operation."""
 
@@ -29,7 +29,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Carried(msgspec.Struct, frozen=True):
-    """What a worker's link carried in some time, at an even rate."""
+    """The bytes that a worker's link carried in an interval, at an even rate."""
 
     start_s: float
     end_s: float
@@ -57,7 +57,7 @@ class Trace(msgspec.Struct, frozen=True):
         return None if end is None else end - self.iteration_start_s[iteration]
 
     def from_iteration(self, first: int, count: int = 1) -> "Trace":
-        """Keep what runs during these iterations; time zero is where they begin."""
+        """Keep the spans of these iterations; time zero is where they begin."""
         zero = self.iteration_start_s[first]
         end = self.iteration_start_s.get(first + count, float("inf"))
         starts = {

@@ -1,6 +1,7 @@
-"""Choose by asking the simulator."""
+"""Choose policies and knobs with the simulator: ``policy="auto"``, and planners for tuners."""
 
 from bytelane.tune.auto import AutoPlanner
 from bytelane.tune.search import Choice, choose
+from bytelane.tune.tuned import TunedPlanner
 
-__all__ = ["AutoPlanner", "Choice", "choose"]
+__all__ = ["AutoPlanner", "Choice", "TunedPlanner", "choose"]

@@ -1,26 +1,13 @@
-"""At the end of a run: what was done, what it was worth, and what more could be had."""
+"""The summary at the end of a run: times measured and predicted, the bound, the plan taken."""
 
-from bytelane.terminal import announce
 from bytelane.tune.search import Choice
 from bytelane.units import NOISE, format_seconds, is_below
-
-
-def print_page(
-    choice: Choice | None,
-    iteration_s: float | None,
-    busy_s: float | None,
-    replanned: str | None = None,
-) -> None:
-    """Print the page, if there is anything to tell."""
-    if choice is not None and iteration_s is not None:
-        told = lines(choice, iteration_s, busy_s, replanned)
-        announce("\n".join(["how it went", *told]))
 
 
 def lines(
     choice: Choice, iteration_s: float, busy_s: float | None, replanned: str | None = None
 ) -> list[str]:
-    """Return a line for each number; ``replanned`` is what a user has asked for since."""
+    """Return a line for each number; ``replanned`` is the policy that replan() has asked for."""
     predicted = f"predicted {format_seconds(choice.taken.iteration_s)}"
     done = choice.taken.name
     if replanned is not None:
@@ -50,7 +37,7 @@ def _about_the_bound(iteration_s: float, bound_s: float) -> str:
 
 
 def _idle(iteration_s: float, busy_s: float) -> tuple[str, str]:
-    """Return how long the link had nothing to do, and what is to be said of it."""
+    """Return how long the link was idle, and a note."""
     if busy_s > iteration_s:
         busy, iteration = format_seconds(busy_s), format_seconds(iteration_s)
         return "not known", f"it was busy for {busy} in an iteration of {iteration}: {NOISE}"

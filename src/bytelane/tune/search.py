@@ -1,8 +1,8 @@
-"""Search what to send, in which pieces and in which order, by asking the simulator.
+"""Search for the best plan (pieces, order, windows) by simulating candidates.
 
-Every candidate is a whole plan: its order is fixed, as it would be for real, and it is judged on
-the job and the link as they were measured. An order that is the best only if everything takes
-exactly as long as measured is not the best: a link a little slower or faster counts as well.
+Every candidate is a whole plan: its order is fixed, as in training, and it is judged on the job and
+the link as they were measured. An order that is the best only if everything takes exactly as long
+as measured is not the best: it is also judged on a link 3 % slower and 3 % faster.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,56 +11,57 @@ from statistics import fmean
 import msgspec
 
 from bytelane.cluster import Cluster
-from bytelane.core import Knobs, Plan, bucket_plan
+from bytelane.core import Knobs, Plan, Setting, bucket_plan
 from bytelane.job import Job
-from bytelane.sim import Simulation, make_planner, simulate
+from bytelane.sim import Simulation, simulate
+from bytelane.sim.planner import PolicyPlanner
 from bytelane.units import format_bytes
 
 MEBIBYTE = 2**20
 UNITS = tuple(count * MEBIBYTE // 4 for count in (1, 2, 3, 4, 6, 8, 16))
-# The forward pass waits for the first unit, which is complete last: a part of the others' size, it
-# arrives sooner, and they may be larger. The first of these is tried with all sizes, the others
-# with the best few.
+# The forward pass waits for the first unit, which is complete last: if it is smaller than the
+# others by such a factor it arrives sooner, and they may be larger. The first of these factors is
+# tried with all sizes, the others with the BEST_FEW best.
 FIRST_PARTS = (2, 1, 4, 8)
 BEST_FEW = 3
-# One at a time leaves the link idle between two operations, while their ends are told and their
-# parts copied: 2 to 9 % for real, which no simulation of a link shows. With three, what is urgent
-# waits longer for its turn.
+# One operation at a time leaves the link idle between two of them, while ranks notice the end and
+# copy parts: 2 to 9 % in training, which no simulation of a link shows. With three, urgent
+# operations wait longer for their turn.
 IN_FLIGHT = 2
-# Every operation costs all ranks work, which no simulation of a link shows either: the fewest of
-# those plans are taken that are as good as the best but for this.
+# Every operation costs all ranks work, which no simulation of a link shows either: of the plans
+# within 0.5 % of the best, the one with the fewest operations is taken.
 AS_GOOD = 1.005
-# As if communication took this much of the computing time. The orders of the first two are right
-# for most jobs at most rates; the others are tried with the best pieces only.
+# Plan as if communication took this many times as long as computing. The orders of the first two
+# are right for most jobs at most rates; the others are tried with the best pieces only.
 USUAL_RATIOS = (1.1, 1.25)
 RATIOS = (*USUAL_RATIOS, 0.6, 0.8, 1.0, 1.05, 1.15)
-# How fast the link may be, beside what was measured.
+# Rates of the link that are tried as well, relative to the measured one.
 SURPRISES = (0.97, 1.03)
 BUCKETS = tuple(count * MEBIBYTE for count in (1, 2, 4, 8))
-# Beside a plan that is slower than it was predicted to be, so many with larger units are tried.
+# How many plans with larger units are tried when a plan is slower than predicted.
 LARGER_RIVALS = 2
 MOST_RIVALS = LARGER_RIVALS + 2
-# Scheduling must promise this much over plain buckets, or they are taken.
+# Scheduling must be predicted to be 2 % faster than plain buckets, or these are taken.
 WORTH = 1.02
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A plan, what it is in words, and how long an iteration would take under it."""
+    """A plan, its description, and the predicted time per iteration."""
 
     plan: Plan
     name: str
     iteration_s: float
-    knobs: Knobs = Knobs()
+    setting: Setting
     surprised_s: float = 0.0
-    """How long one would take, on average, with surprises."""
+    """The mean prediction over the measured link and the SURPRISES."""
     compute_s: float = 0.0
     communication_s: float = 0.0
-    """What the prediction knew: computing without communication, and how long the link is busy if
-    everything is sent at once, in these pieces. It takes no less than either."""
+    """Both lower bounds of the prediction: computing without communication, and how long the link
+    is busy with these pieces without any waiting."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What was chosen, and what the alternatives are worth."""
+    """The candidate taken, and its alternatives with their predicted times."""
 
     taken: Candidate
     plain: Candidate
@@ -68,15 +69,15 @@ class Choice(msgspec.Struct, frozen=True):
     scheduled: Candidate
     """The best order of all bytes by need."""
 
-    # Candidates may stem from different measurements and have different pieces. None of them takes
-    # less than the least.
+    # Candidates may stem from different measurements and have different pieces; the least of their
+    # bounds holds for all.
     @property
     def compute_s(self) -> float:
         return min(one.compute_s for one in (self.taken, self.plain, self.scheduled))
 
     @property
     def communication_s(self) -> float:
-        """How long the link would be busy if everything were sent at once, in the best pieces."""
+        """How long the link is busy without any waiting, with the best pieces."""
         return min(one.communication_s for one in (self.taken, self.plain, self.scheduled))
 
     @property
@@ -89,7 +90,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def choose(job: Job, cluster: Cluster, version: int) -> Choice:
-    """Find the plan with which an iteration is shortest; plain buckets if that gains little."""
+    """Find the plan with the shortest iteration; plain buckets if scheduling gains too little."""
     plain = _best(_plain(job, cluster, version))
     scheduled = _best_by_need(job, cluster, version)
     taken = scheduled if scheduled.iteration_s * WORTH <= plain.iteration_s else plain
@@ -97,12 +98,12 @@ def choose(job: Job, cluster: Cluster, version: int) -> Choice:
 
 
 def rivals(job: Job, cluster: Cluster, choice: Choice, running: Candidate) -> list[Candidate]:
-    """Return what may be better for real than a plan that takes longer than it was predicted to.
+    """Return candidates that may beat a plan whose iterations take longer than predicted.
 
-    That is the choice as it would be now, what has fewer operations, of whose costs a simulation
-    of a link knows little, and plain buckets.
+    These are the choice as it would be now, plans with larger units and so fewer operations (whose
+    costs a simulation of a link underestimates), and plain buckets.
     """
-    unit = running.knobs.partition_bytes or job.total_bytes
+    unit = running.setting.knobs.partition_bytes or job.total_bytes
     larger = [size for size in UNITS if unit < size < job.total_bytes][:LARGER_RIVALS]
     version = choice.taken.plan.version
     others = [_best_in_units([size], job, cluster, version) for size in larger]
@@ -129,13 +130,14 @@ def _plain(job: Job, cluster: Cluster, version: int) -> Iterator[Candidate]:
     for size in BUCKETS:
         plan = bucket_plan(sizes, size, version, ready).cut(size)
         name = f"plain buckets of {format_bytes(size)}"
-        yield _candidate(plan, name, _simulate(job, cluster, plan), Knobs())
+        setting = Setting(plan.policy, Knobs(fusion_bytes=size))
+        yield _candidate(plan, name, _simulate(job, cluster, plan), setting)
 
 
 def _candidate(
-    plan: Plan, name: str, found: Simulation, knobs: Knobs, surprised_s: float = 0.0
+    plan: Plan, name: str, found: Simulation, setting: Setting, surprised_s: float = 0.0
 ) -> Candidate:
-    times = found.iteration_s, knobs, surprised_s, found.compute_s, found.communication_s
+    times = found.iteration_s, setting, surprised_s, found.compute_s, found.communication_s
     return Candidate(plan, name, *times)
 
 
@@ -146,10 +148,11 @@ def _best_by_need(job: Job, cluster: Cluster, version: int) -> Candidate:
 
 def _best_in_units(units: Sequence[int], job: Job, cluster: Cluster, version: int) -> Candidate:
     def candidate(knobs: Knobs, ratio: float, surprises: Sequence[Cluster] = ()) -> Candidate:
-        plan = make_planner("units", knobs, ratio=ratio)(job, version)
+        setting = Setting("units", knobs, ratio)
+        plan = PolicyPlanner(setting).plan(job, version=version)
         found = _simulate(job, cluster, plan)
         times = [found.iteration_s, *(predict_s(job, one, plan) for one in surprises)]
-        return _candidate(plan, _name_units(knobs), found, knobs, fmean(times))
+        return _candidate(plan, _name_units(knobs), found, setting, fmean(times))
 
     def in_units(unit: int, part: int) -> Candidate:
         knobs = Knobs(unit, IN_FLIGHT * unit, first_bytes=unit // part)
@@ -159,8 +162,8 @@ def _best_in_units(units: Sequence[int], job: Job, cluster: Cluster, version: in
     few = sorted(units, key=lambda unit: found[unit].iteration_s)[:BEST_FEW]
     others = [in_units(unit, part) for unit in few for part in FIRST_PARTS[1:]]
     best = _fewest_as_good([*found.values(), *others])
-    surprises = [_at_rate(factor * cluster.link.rate, cluster) for factor in SURPRISES]
-    return _best(candidate(best.knobs, ratio, surprises) for ratio in RATIOS)
+    surprises = [_at_rate(factor, cluster) for factor in SURPRISES]
+    return _best(candidate(best.setting.knobs, ratio, surprises) for ratio in RATIOS)
 
 
 def _name_units(knobs: Knobs) -> str:
@@ -171,9 +174,10 @@ def _name_units(knobs: Knobs) -> str:
     return f"units of {begin}{format_bytes(full)}, {credit // full} in flight"
 
 
-def _at_rate(rate: float, cluster: Cluster) -> Cluster:
-    link = msgspec.structs.replace(cluster.link, rate=rate)
-    return msgspec.structs.replace(cluster, link=link)
+def _at_rate(factor: float, cluster: Cluster) -> Cluster:
+    link = cluster.link
+    down = None if link.down_rate is None else factor * link.down_rate
+    return cluster.with_link(msgspec.structs.replace(link, rate=factor * link.rate, down_rate=down))
 
 
 def _best(candidates: Iterable[Candidate]) -> Candidate:

@@ -2,7 +2,7 @@
 
 Sizes are exact and their totals are the published ones. Times are estimates from arithmetic and
 memory traffic on a named accelerator, good enough to ask which policy wins and by roughly how much;
-measure where it matters. The thesis's synthetic shapes are here as well.
+measure where it matters. The thesis's synthetic jobs are here as well.
 """
 
 from bytelane.job.zoo.accelerator import accelerator_names

@@ -1,14 +1,14 @@
-"""How long an operation takes on a named accelerator: an estimate, never a measurement.
+"""Estimate how long an operation takes on a named accelerator (roofline model).
 
 An operation takes as long as its arithmetic or its memory traffic, whichever is longer. Peak rates
 and bandwidths are those of the data sheets. How much of a peak rate a framework gets is one factor
 per accelerator and precision, chosen so that ResNet-50 trains as fast as was published for it (see
-the table). Held against what was published for others: ResNet-152 and Inception-v3 come out within
-a quarter and BERT-large up to 1.4 times too fast, but AlexNet and VGG up to 2.4 times too slow,
-since cuDNN's Winograd kernels need fewer multiplications than are counted here. Who needs it
-better measures.
+the table). Compared with the published speeds of other models, ResNet-152 and Inception-v3 come out
+within 25 % and BERT-large up to 1.4 times too fast, but AlexNet and VGG up to 2.4 times too slow,
+since cuDNN's Winograd kernels need fewer multiplications than are counted here. For better numbers,
+measure.
 
-Launching kernels, which decides when batches are tiny, is left out.
+Kernel launch times, which dominate when batches are tiny, are left out.
 """
 
 import msgspec
@@ -22,7 +22,7 @@ class Rate(msgspec.Struct, frozen=True):
     """Arithmetic in one precision."""
 
     peak_flops: float
-    """A second."""
+    """Per second."""
     efficiency: float
     """The part of the peak that training gets."""
 
@@ -31,12 +31,12 @@ class Accelerator(msgspec.Struct, frozen=True):
     """One chip."""
 
     memory: float
-    """Bytes a second."""
+    """Bytes per second."""
     single: Rate
     half: Rate
 
     def rate(self, dtype_bytes: int) -> Rate:
-        """Return how fast numbers of that size are multiplied."""
+        """Return the arithmetic rate for numbers of that size."""
         rates = {2: self.half, 4: self.single}
         if dtype_bytes not in rates:
             raise InputError(f"dtype_bytes is {dtype_bytes}; 2 (half precision) or 4 (single) do")
@@ -52,12 +52,12 @@ class Accelerator(msgspec.Struct, frozen=True):
         )
 
 
-# Efficiencies were fitted to ResNet-50 in images a second, on one chip:
+# Efficiencies were fitted to ResNet-50 in images per second, on one chip:
 #   k80   51.9 at batch 64, p100 219 at batch 64: TensorFlow's benchmark page (May 2017).
 #   v100  375 in single and 1200 in mixed precision, at batch 128 and 256; a100 938 and 2470, at
 #         batch 256: NVIDIA's DeepLearningExamples, ResNet-50 v1.5 in PyTorch (the v100's single
 #         precision: the mean of PyTorch's 367 and MXNet's 384).
-#   t4    no published figure was used: the v100's factors, and probably too kind to a 70 W card.
+#   t4    no published figure was used: the v100's factors, probably too high for a 70 W card.
 _ACCELERATORS = {
     # NVIDIA Tesla K80 data sheet: a board of two chips has 8.74 TFLOPS (boosted) and 480 GB/s. This
     # is one chip. It stores halves but computes in single precision.

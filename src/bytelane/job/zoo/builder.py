@@ -1,13 +1,13 @@
-"""A small language for architectures: it reads like a forward pass, and computes only shapes.
+"""Build model architectures by calls that read like a forward pass and compute only shapes.
 
-Each verb takes the shape of its input, writes down one operation and returns the shape of its
-output; so a branch is a variable, as in the model's own code. Names are those of the reference
-implementation, for a job from here to be laid beside a measured one.
+Each method takes the shape of its input, records one operation and returns the shape of its output;
+so a branch is a variable, as in the model's own code. Names are those of the reference
+implementation, so that a job can be compared with a measured one.
 
-What gets a line of its own: whatever has parameters, and attention, whose two products have none
-but cost as much as a projection. Activations, residual sums, pooling, dropout and the loss cost
-next to no arithmetic, and no scheduler can tell them from their neighbours: their time is part of
-what the accelerator's efficiency stands for.
+An operation is recorded for every layer with parameters, and for attention, whose two products have
+none but cost as much as a projection. Activations, residual sums, pooling, dropout and the loss
+cost next to no arithmetic, and no scheduler can tell them from their neighbours: their time is part
+of the accelerator's efficiency factor.
 
 Published counts leave out normalisations, look-ups and biases, so they are 0 FLOPs here as well.
 Memory decides how long the first two take.
@@ -17,13 +17,13 @@ from bytelane.job.zoo.network import Image, Network, Operation, Parameter, Rows
 
 
 class Builder:
-    """Writes down operations in the order in which its verbs are called."""
+    """Records operations in the order in which its methods are called."""
 
     def __init__(self) -> None:
         self._operations: list[Operation] = []
 
     def network(self, sample: str) -> Network:
-        """Return what was written down; ``sample`` says what a batch consists of."""
+        """Return the recorded operations; ``sample`` says what one sample of a batch is."""
         return Network(sample, tuple(self._operations))
 
     def conv(
@@ -72,7 +72,7 @@ class Builder:
         return out
 
     def embedding(self, name: str, tokens: int, table: Parameter) -> Rows:
-        """Look tokens up. Their rows are read, not the table, but all of it is sent."""
+        """Look tokens up. Only their rows of the table are read, but its whole gradient is sent."""
         x = Rows(tokens, table.shape[1])
         self._operations.append(Operation(name, (table,), 0, 2 * x.elements, 0))
         return x

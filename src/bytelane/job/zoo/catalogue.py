@@ -1,4 +1,4 @@
-"""The models by name, and what becomes of one on an accelerator."""
+"""The zoo's models by name, and how to make the job of one on an accelerator."""
 
 from collections.abc import Callable, Mapping
 
@@ -43,7 +43,7 @@ class Summary(msgspec.Struct, frozen=True):
     """In single precision."""
     parameters: int | None = None
     forward_gflops: float | None = None
-    """A sample; a multiplication and an addition are two."""
+    """Per sample; a multiplication and an addition are two."""
     sample: str | None = None
 
 
@@ -63,13 +63,12 @@ def make(
     """Make the job of a model.
 
     An architecture takes the first three: by default a v100, 32 samples and numbers of 4 bytes;
-    with 2, the chip also computes in half precision. The thesis's shapes take ``compute_s`` alone.
-    Nothing is passed that would have no effect: it is refused, which is why there are no defaults
-    in the signature.
+    with 2, the chip also computes in half precision. The thesis's jobs take ``compute_s`` alone.
+    Options without effect are refused, which is why there are no defaults in the signature.
 
     Backward takes twice as long as forward: there are two products, for the gradients of the
     input and of the weights. The first operation has only the second, and takes as long as
-    forward. The optimizer is not the model's: updates take no time.
+    forward. The optimizer is not part of the model: updates take no time.
     """
     find("model", name, _MODELS)
     given = {"accelerator": accelerator, "batch": batch, "dtype_bytes": dtype_bytes}
@@ -96,7 +95,7 @@ def summary(name: str) -> Summary:
 
 
 def build(name: str) -> Network:
-    """Build the architecture of that name, with no machine in mind."""
+    """Build the architecture of that name, without an accelerator or a batch size."""
     return find("architecture", name, _NETWORKS)()
 
 

@@ -7,7 +7,7 @@ _PICTURE = Image(3, 224, 224)
 _SAMPLE = "an image of 224 x 224"
 _CLASSES = 1000
 
-# Channels of the convolutions between one halving of the picture and the next.
+# Channels of the convolutions between one halving of the image and the next.
 _VGG16 = ((64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3)
 _VGG19 = ((64, 64), (128, 128), (256,) * 4, (512,) * 4, (512,) * 4)
 

@@ -1,4 +1,4 @@
-"""Finding things by name, and saying what was meant when there is no such thing."""
+"""Find models and accelerators by name; an unknown name is refused with the nearest ones."""
 
 from collections.abc import Mapping
 from typing import TypeVar

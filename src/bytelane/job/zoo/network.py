@@ -1,4 +1,4 @@
-"""What a network is made of: operations in forward order, and the parameters they read."""
+"""Model architectures: operations in forward order, their shapes, FLOPs and parameters."""
 
 import math
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import msgspec
 
 
 class Image(NamedTuple):
-    """The shape of a picture, or of the feature maps that became of it."""
+    """The shape of an image or of feature maps."""
 
     channels: int
     height: int
@@ -46,7 +46,7 @@ class Image(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The shape of a sequence: so many tokens, each a vector. A flat vector is a single row."""
+    """The shape of a sequence of tokens, each a vector. A flat vector is a single row."""
 
     length: int
     width: int
@@ -68,20 +68,20 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """One step of the forward pass and what it costs, in numbers rather than bytes or seconds."""
+    """One step of the forward pass and its costs, in FLOPs and counts of numbers."""
 
     name: str
     parameters: tuple[Parameter, ...]
     flops: int
-    """A sample. A multiplication and an addition are two."""
+    """Per sample. A multiplication and an addition are two."""
     moved: int
-    """Numbers read from and written to memory, a sample."""
+    """Numbers read from and written to memory, per sample."""
     moved_once: int
-    """Numbers read once an iteration however large the batch: the weights."""
+    """Numbers read once per iteration, whatever the batch size: the weights."""
 
 
 class Network(msgspec.Struct, frozen=True):
-    """An architecture: everything that follows from it without a machine or a batch size."""
+    """An architecture, independent of accelerator and batch size."""
 
     sample: str
     """What one sample of a batch is."""
@@ -102,5 +102,5 @@ class Network(msgspec.Struct, frozen=True):
 
     @property
     def flops(self) -> int:
-        """Return what a sample's forward pass takes."""
+        """Return the FLOPs of one sample's forward pass."""
         return sum(operation.flops for operation in self.operations)

@@ -1,7 +1,7 @@
 """The two synthetic ResNets of "Making DDNNs Friendlier In The Data Center".
 
 Neither has an architecture: sizes rise in three steps from the first layer to the last, forward
-times fall and backward times rise evenly, and both are cut to a total that one chooses.
+times fall and backward times rise evenly, and both are scaled to a given total.
 """
 
 import math
@@ -18,9 +18,9 @@ def thesis_4(
 ) -> Job:
     """Build the job of chapter 4's event simulator.
 
-    Its rule counts layers from 0 and takes the middle one to the small ones, so 50 layers hold
-    96.9 of the nominal 100 MB; only so do its published iteration times come out. (Its table says
-    100 layers. The figure comes out with 50.)
+    Its rule counts layers from 0 and counts the middle one as small, so 50 layers hold 96.9 of the
+    nominal 100 MB; only this reproduces its published iteration times. (Its table says 100 layers;
+    its figure is reproduced with 50.)
     """
     if layers < 2:
         raise InputError(f"a job of {layers} layers has no slope; 2 or more will do")
@@ -34,8 +34,8 @@ def thesis_4(
 def thesis_5(*, compute_s: float = 0.56) -> Job:
     """Build the job of chapter 5's packet simulator, 98,222,124 bytes.
 
-    It computes for R x 140 ms, R being 16, 8, 4 or 2 times what it communicates at 10 Gbit/s;
-    unless told otherwise, R is 4. Unlike in chapter 4, layer 25 has a middle size.
+    It computes for R x 140 ms, R being 16, 8, 4 or 2 times what it communicates at 10 Gbit/s; the
+    default is R = 4. Unlike in chapter 4, layer 25 has a middle size.
     """
     base = int(2e8 / 450)
     return _job("thesis-5", [_steps(i, 25, _LAYERS) * base for i in range(_LAYERS)], compute_s)
@@ -51,8 +51,8 @@ def _steps(layer: int, small: int, layers: int) -> int:
 def _job(name: str, sizes: list[int], compute_s: float) -> Job:
     """Give layers of these sizes their times.
 
-    A straight line that ends at nothing would leave one layer without any time in each pass. The
-    thesis gives it one more step, so an iteration is those two steps longer than ``compute_s``.
+    A straight line that ends at 0 would leave one layer without any time in each pass. The thesis
+    gives that layer one step, so an iteration is those two steps longer than ``compute_s``.
     """
     if not (math.isfinite(compute_s) and compute_s > 0):
         raise InputError(f"compute_s is {compute_s}; a time to share out must be positive")

@@ -13,9 +13,9 @@ def bert_large() -> Network:
     """Build BERT-large (uncased) with both heads of its pre-training: 336,226,108 parameters.
 
     335,141,888 of them are the encoder with its pooler; the decoder is tied to the word embedding.
-    Sentences have 128 tokens, as in nine tenths of the original pre-training, of which 20 are
-    predicted. Names are those of Hugging Face's ``BertForPreTraining``, except that the decoder's
-    bias is called after the decoder.
+    Sentences have 128 tokens, as in 90 % of the original pre-training, of which 20 are predicted.
+    Names are those of Hugging Face's ``BertForPreTraining``, except that the decoder's bias is
+    named after the decoder.
     """
     tokens, predicted, width, vocabulary = 128, 20, 1024, 30_522
     words = Parameter("bert.embeddings.word_embeddings.weight", (vocabulary, width))
@@ -78,7 +78,7 @@ def transformer_base() -> Network:
 
     By the paper's formulas: biases in the feed-forward layers only, positions not learned, one
     matrix for both look-ups and the output. Its table says 65 million, which neither its 37,000
-    tokens nor biases in the attention (36,864 more) explain. 32 tokens a side are about what a
+    tokens nor biases in the attention (36,864 more) explain. 32 tokens per side are about what a
     sentence pair of its data has.
     """
     tokens, width, layers = 32, 512, 6

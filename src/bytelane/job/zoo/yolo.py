@@ -9,15 +9,15 @@ from bytelane.job.zoo.network import Image, Network
 
 _CLASSES = 80
 _ANCHORS = 3
-_BOX = 5  # four sides and how sure it is
+_BOX = 5  # 4 coordinates and the objectness
 _OUTPUTS = _ANCHORS * (_BOX + _CLASSES)
 
-# Channels of a stage and how many residual blocks it has; each stage halves the picture first.
+# Channels of a stage and how many residual blocks it has; each stage halves the image first.
 _STAGES = ((64, 1), (128, 2), (256, 8), (512, 8), (1024, 4))
 
 
 def yolov3() -> Network:
-    """Build it in darknet's order: the coarse scale first, each finer one from what it left."""
+    """Build YOLOv3 in darknet's order: the coarse scale first, each finer one from its features."""
     net = Builder()
     stages = _darknet53(net, Image(3, 416, 416))
     x = _detector(net, "coarse", stages[-1], 512)
@@ -29,7 +29,7 @@ def yolov3() -> Network:
 
 
 def _darknet53(net: Builder, x: Image) -> list[Image]:
-    """Return what leaves each stage."""
+    """Return the output of each stage."""
     outputs = []
     x = _unit(net, "darknet.0", x, 32, 3)
     for stage, (channels, blocks) in enumerate(_STAGES, start=1):
@@ -43,7 +43,7 @@ def _darknet53(net: Builder, x: Image) -> list[Image]:
 
 
 def _detector(net: Builder, at: str, x: Image, channels: int) -> Image:
-    """Detect; return what the next finer scale goes on from."""
+    """Add a detector; return the features for the next finer scale."""
     for i in range(2):
         x = _unit(net, f"{at}.{2 * i}", x, channels, 1)
         x = _unit(net, f"{at}.{2 * i + 1}", x, 2 * channels, 3)

@@ -1,7 +1,16 @@
-"""PyTorch on the engine: hooks, gates, the user's own optimizer, gloo."""
+"""The PyTorch runtime: module, autograd and optimizer hooks, deferred steps, transports by gloo."""
 
-from bytelane.runtime.torch.controls import join, no_sync
 from bytelane.runtime.torch.prepare import attach, find_session, session_of
-from bytelane.runtime.torch.session import Session
+from bytelane.runtime.torch.session import Session, Settings
+from bytelane.runtime.torch.user_controls import flush, join, no_sync
 
-__all__ = ["Session", "attach", "find_session", "join", "no_sync", "session_of"]
+__all__ = [
+    "Session",
+    "Settings",
+    "attach",
+    "find_session",
+    "flush",
+    "join",
+    "no_sync",
+    "session_of",
+]

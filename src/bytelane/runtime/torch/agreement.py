@@ -1,7 +1,7 @@
-"""Agree among ranks before anything depends on it.
+"""Agreement between ranks: share a plan, compare models and weights, copy tensors from a rank.
 
-Everything travels as bytes in tensors: ``broadcast_object_list`` is pickle. A wrong agreement would
-be silent corruption later, so a difference is an error on *every* rank, and it names the others.
+Everything travels as bytes in tensors: ``broadcast_object_list`` is pickle. An unnoticed difference
+would be silent corruption later, so it is an error on *every* rank, which names the rank.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ def require_equal(what: str, text: str, control: Control) -> None:
 
 
 def share_plan(plan: Plan | None, control: Control) -> Plan:
-    """Give rank 0's plan to every rank, and make sure that all of them hold the same one."""
+    """Broadcast rank 0's plan, and verify that all ranks hold the same one."""
     data = bytes_from(0, b"" if plan is None else plan.encode(), control)
     if not data:
         raise PlanMismatch("rank 0 could not make a plan; its own message says why")
@@ -57,7 +57,7 @@ def mean(value: Any, control: Control) -> Any:
 def copy_from(rank: int, tensors: list[torch.Tensor], control: Control) -> None:
     """Overwrite these tensors with one rank's.
 
-    They travel as bytes in one piece: gloo knows neither all dtypes nor tensors with gaps.
+    They travel as bytes in one piece: gloo supports neither all dtypes nor tensors with gaps.
     """
     dense = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
     if not dense:
@@ -96,7 +96,7 @@ def names_from_first(names: list[str], control: Control) -> list[str]:
 
 
 def refuse_together(problem: str, control: Control) -> None:
-    """Raise on every rank what the first rank with a problem has to say; an empty text is none."""
+    """Raise on every rank the problem of the first rank that has one; an empty text is none."""
     lengths = control.all_gather(torch.tensor([len(problem)]))
     for rank, length in enumerate(lengths):
         if length:

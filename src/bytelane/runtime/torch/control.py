@@ -1,4 +1,4 @@
-"""The process group on which ranks agree: waits patiently, and names who is lost."""
+"""Control collectives, on which ranks agree: they wait up to a timeout and name lost ranks."""
 
 import threading
 from collections.abc import Callable
@@ -7,47 +7,49 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from bytelane.errors import PeerError, PeerLost, TrainingError, TransferFailed, TransferTimeout
-from bytelane.runtime.engine.engine import PATIENCE_S
+from bytelane.errors import TrainingError, TransferTimeout
+from bytelane.runtime.sync.engine import PATIENCE_S
+from bytelane.runtime.sync.peers import name_failure
+from bytelane.runtime.torch.groups import Groups
 
-# A transfer to a dead rank fails before its sentinel has told of the death; or, if that has died
-# too, before the other sentinels have noticed.
-VERDICT_S = 8.0
-
-
-class KnowsPeers(Protocol):
-    """What is known of the other ranks."""
-
-    def count(self) -> None:
-        """One more operation is launched here."""
-
-    def count_finished(self) -> None:
-        """One more operation is over."""
-
-    def loss(self, wait_s: float = 0.0) -> PeerError | None:
-        """Return who is lost, if that is known within this time."""
-
-    def left(self) -> list[int]:
-        """Return the ranks that have ended in order."""
-
-    def still_waiting(self, waited_s: float) -> None:
-        """Say for whom we wait."""
-
-    def who_is_behind(self) -> str:
-        """Return which rank has launched least, and how it is."""
+# How often a rank that waits for an agreement asks whether a peer is lost.
+_STEP_S = 0.25
 
 
-class Control:
+class Control(Protocol):
     """Small collectives, one after the other, that all ranks take part in."""
 
-    def __init__(self, group: dist.ProcessGroup, timeout_s: float, peers: KnowsPeers) -> None:
-        self._peers = peers
-        self._group = group
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all ranks, by rank."""
+
+    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        """Combine the tensors of all ranks, in place."""
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Overwrite the tensor on all ranks with that of one rank."""
+
+    def disown(self, error: TrainingError) -> None:
+        """Refuse every call, in a forked child."""
+
+
+class GlooControl:
+    """Control collectives on a process group of gloo's."""
+
+    def __init__(self, groups: Groups, timeout_s: float) -> None:
+        self._peers = groups.peers
+        self._groups = groups
+        self._group = groups.agreeing
         self._timeout_s = timeout_s
         self._refusal: TrainingError | None = None
 
     def disown(self, error: TrainingError) -> None:
-        """Refuse everything, in a forked child."""
+        """Refuse every call, in a forked child."""
         self._refusal = error
 
     @property
@@ -59,19 +61,19 @@ class Control:
         return self._group.size()
 
     def all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """Return everybody's, by rank."""
+        """Return the tensors of all ranks, by rank."""
         everyone = [torch.empty_like(mine) for _ in range(self.size)]
         self._finish(lambda: self._group.allgather([everyone], [mine]))
         return everyone
 
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> None:
-        """Combine everybody's, in place."""
+        """Combine the tensors of all ranks, in place."""
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(op)
         self._finish(lambda: self._group.allreduce([tensor], options))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """Overwrite everybody's with that of one rank."""
+        """Overwrite the tensor on all ranks with that of one rank."""
         options = dist.BroadcastOptions()
         options.rootRank = source
         self._finish(lambda: self._group.broadcast([tensor], options))
@@ -81,35 +83,29 @@ class Control:
             raise self._refusal
         self._peers.count()
         over = threading.Event()
-        try:
-            future = launch().get_future()
-            future.add_done_callback(lambda _: over.set())
-            self._wait_for(over)
-            future.value()
-            self._peers.count_finished()
-        except RuntimeError as error:
-            raise name_failure(error, self._peers) from error
+        # Nothing may stay in flight after an error: gloo would wait for it at exit, too.
+        with self._groups.breaking():
+            try:
+                future = launch().get_future()
+                future.add_done_callback(lambda _: over.set())
+                self._wait_for(over)
+                future.value()
+                self._peers.count_finished()
+            except RuntimeError as error:
+                raise name_failure(error, self._peers) from error
 
     def _wait_for(self, over: threading.Event) -> None:
-        waited_s = 0.0
-        while not over.wait(min(PATIENCE_S, self._timeout_s - waited_s)):
-            waited_s += PATIENCE_S
+        waited_s, told_s = 0.0, PATIENCE_S
+        while not over.wait(min(_STEP_S, self._timeout_s - waited_s)):
+            waited_s += _STEP_S
+            # A frozen rank keeps its connections, and prepare() has no session yet to break them.
+            if loss := self._peers.loss():
+                raise loss
             if waited_s >= self._timeout_s:
                 raise TransferTimeout(
                     f"other ranks did not come to an agreement within {self._timeout_s:g} s; "
                     f"{self._peers.who_is_behind()}"
                 )
-            self._peers.still_waiting(waited_s)
-
-
-def name_failure(error: Exception, peers: KnowsPeers) -> Exception:
-    """Return the lost rank as an error, if its loss made a transfer fail.
-
-    A rank that has launched all that we have may have left in order, and closed its connections
-    before the last of it was over.
-    """
-    if (loss := peers.loss(VERDICT_S)) is not None:
-        return loss
-    if left := peers.left():
-        return PeerLost(f"rank {left[0]} has left while a transfer was under way", left[0])
-    return TransferFailed(f"a transfer between ranks failed: {error}")
+            if waited_s >= told_s:
+                told_s += PATIENCE_S
+                self._peers.still_waiting(waited_s)

@@ -1,8 +1,13 @@
-"""Process groups of our own: an operation of ours never meets a collective of the user's."""
+"""Process groups of Bytelane's own, whose collectives never match one of the user's."""
 
+import atexit
+import functools
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -12,14 +17,19 @@ from bytelane.runtime.torch.sockets import Sockets
 
 Measured = TypeVar("Measured")
 
-# What the user is done with, until no operation of theirs holds it any more.
+# Groups that are no longer used, until none of their operations holds them any more.
 _dropped: list[dist.ProcessGroup] = []
-# The list, the variable of the loop, the argument.
+# References: the list, the variable of the loop, the argument.
 _HELD_BY_US = 3
+
+# At exit: how often, and how long after each other, gloo's threads must be found at rest.
+_LOOKS = 5
+_BETWEEN_LOOKS_S = 0.01
+_MOST_LOOKS = 100
 
 
 class Groups:
-    """Those of one prepared model: one to agree on, and one a lane. All ranks open them alike."""
+    """The groups of one prepared model: one for control, one per lane. All ranks open the same."""
 
     def __init__(self, peers: Peers, timeout_s: float) -> None:
         self.peers = peers
@@ -27,30 +37,31 @@ class Groups:
         self._page = peers.page
         self._sockets = Sockets()
         self._lanes: list[dist.ProcessGroup] = []
+        rest_at_exit()
         self.agreeing = self._open("agreeing")
         self.lanes(1)
 
     def lanes(self, count: int) -> Sequence[dist.ProcessGroup]:
-        """Return so many lanes; those that are not there yet are opened."""
+        """Return the groups of this many lanes; missing ones are opened."""
         while len(self._lanes) < count:
             self._lanes.append(self._open(f"lane {len(self._lanes)}"))
         return self._lanes[:count]
 
     def measure(self, probe: Callable[[dist.ProcessGroup], Measured]) -> Measured:
-        """Return what all ranks measure together on the first lane."""
-        with self._breaking():
+        """Let all ranks measure together on the first lane; return the result."""
+        with self.breaking():
             return self.peers.do_together(
                 lambda: probe(self._lanes[0]), self._timeout_s, "the network was not measured"
             )
 
     def _open(self, name: str) -> dist.ProcessGroup:
         _close_what_is_free()
-        with self._breaking(), self._sockets.collecting():
+        with self.breaking(), self._sockets.collecting():
             return self.peers.open_group(f"{self._page}/{name}", self._timeout_s)
 
     @contextmanager
-    def _breaking(self) -> Iterator[None]:
-        """After an error let nothing wait any longer for the others."""
+    def breaking(self) -> Iterator[None]:
+        """On an error, break all groups, so that no thread waits for the others any longer."""
         try:
             yield
         except BaseException:
@@ -58,15 +69,45 @@ class Groups:
             raise
 
     def break_all(self) -> None:
-        """Make everything fail that is in flight, at once; callable from any thread."""
+        """Make all operations in flight fail at once; callable from any thread."""
         self._sockets.break_all()
 
     def drop(self) -> None:
-        """Let go of them, although other ranks may still need what is in flight."""
+        """Stop using the groups, but keep them while other ranks may need operations in flight."""
         _dropped.extend([*self._lanes, self.agreeing])
 
 
 def _close_what_is_free() -> None:
-    # The end of an operation is told in a thread of its group. If the last to hold the group were
-    # that thread, it would have to wait for its own end, and the process would be aborted.
+    # A thread of the group reports the end of an operation. If that thread held the last reference
+    # to the group, it would have to wait for its own end, and the process would be aborted.
     _dropped[:] = [group for group in _dropped if sys.getrefcount(group) > _HELD_BY_US]
+
+
+@functools.cache
+def rest_at_exit() -> None:
+    """Register, once, an exit handler that waits until gloo's threads are done with Python.
+
+    A thread of gloo's reports the end of an operation. If it needs the interpreter when that is
+    gone, it is thrown out of the middle of C++, and the process is aborted.
+    """
+    atexit.register(_rest)
+
+
+def _rest() -> None:
+    """Give the interpreter away until no thread runs, or wants to, at several looks in a row."""
+    quiet = 0
+    for _ in range(_MOST_LOOKS):
+        time.sleep(_BETWEEN_LOOKS_S)
+        quiet = 0 if _others_run() else quiet + 1
+        if quiet == _LOOKS:
+            return
+
+
+def _others_run() -> bool:
+    me = threading.get_native_id()
+    for thread in Path("/proc/self/task").glob("*"):
+        with suppress(OSError):  # it has ended
+            state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
+            if state == "R" and int(thread.name) != me:
+                return True
+    return False

@@ -1,8 +1,8 @@
 """Track the other ranks: a lost rank ends every session here; a slow one is waited for and named.
 
 Sentinels come first. A rank that enters ``prepare`` starts its own, leaves its address in torch's
-store, and its sentinel gets to know the others' one by one, as they come. Whatever is waited for
-after that is watched by them, and until then by the connections of the user's own process group.
+store, and its sentinel gets to know the others one by one, as they come. Sentinels watch every wait
+after that; before, the connections of the user's own process group show lost ranks.
 """
 
 import itertools
@@ -25,33 +25,33 @@ from bytelane.errors import (
     TransferFailed,
     TransferTimeout,
 )
-from bytelane.runtime.engine.engine import PATIENCE_S
-from bytelane.runtime.torch.control import VERDICT_S
-from bytelane.runtime.torch.errand import Errand
-from bytelane.runtime.torch.register import Links, Register
-from bytelane.runtime.watch.address import reachable_address
-from bytelane.runtime.watch.standing import waiting_line, who_is_behind
-from bytelane.runtime.watch.watcher import Watcher
-from bytelane.runtime.watch.words import name_ranks
+from bytelane.runtime.liveness.address import reachable_address
+from bytelane.runtime.liveness.peer_status import waiting_line, who_is_behind
+from bytelane.runtime.liveness.rank_names import name_ranks
+from bytelane.runtime.liveness.watcher import Watcher
+from bytelane.runtime.sync.engine import PATIENCE_S
+from bytelane.runtime.sync.peers import VERDICT_S
+from bytelane.runtime.torch.background_call import BackgroundCall
+from bytelane.runtime.torch.rendezvous import Links, Rendezvous
 from bytelane.terminal import announce
 
 End = Callable[[TrainingError], None]
 Result = TypeVar("Result")
 
 _STEP_S = 0.1
-# A connection breaks before the sentinel of the rank behind it has told why.
+# A connection breaks before the sentinel of that rank has reported why.
 _REASON_S = 2.0
 _BREAKING_S = 1.0
 
 
 class Peers:
-    """What this process knows of the other ranks, for all models that it trains."""
+    """The state of the other ranks, for all models that this process trains."""
 
     def __init__(self) -> None:
         self.is_new = True
         """Whether the ranks have not met yet."""
         self.page = ""
-        """Of the register, for what the ranks do next; the same on all of them."""
+        """Prefix of the next keys in the store; the same on all ranks."""
         self._world = dist.group.WORLD
         self._has_failed = False
         self._methods: list[weakref.WeakMethod[End]] = []
@@ -59,29 +59,31 @@ class Peers:
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._absent = set(range(self._size)) - {self._rank}
         self._links = Links()
-        self._register = Register(self._rank, self._size)
-        self._errands: list[Errand[Any]] = []
+        self._rendezvous = Rendezvous(self._rank, self._size)
+        self._calls: list[BackgroundCall[Any]] = []
         host = reachable_address(os.environ.get("MASTER_ADDR"))
         self._watcher = Watcher(self._rank, self._size, host=host, say=announce)
         self._watcher.on_loss(self._end_all)
 
     def tell(self, end: End) -> None:
-        """Have this method called, in some thread, when a rank is lost."""
+        """Call ``end``, in some thread, when a rank is lost."""
         self._methods = [method for method in self._methods if method() is not None]
         self._methods.append(weakref.WeakMethod(end))
+        if loss := self._watcher.loss():  # it may have come just before
+            end(loss)
 
     def count(self) -> None:
-        """One more operation is launched here; all ranks launch the same ones."""
+        """Count one more operation launched here; all ranks launch the same ones."""
         self._launched += 1
         self._watcher.progress(self._launched)
 
     def count_finished(self) -> None:
-        """One more operation is over, so all ranks have done their part of it."""
+        """Count one more operation that is over: all ranks have done their part of it."""
         self._finished += 1
         self._watcher.finished(self._finished)
 
     def loss(self, wait_s: float = 0.0) -> PeerError | None:
-        """Return who is lost, if that is known within this time."""
+        """Return the lost rank as an error, if a loss is known within this time."""
         return self._watcher.loss(wait_s)
 
     def left(self) -> list[int]:
@@ -89,14 +91,14 @@ class Peers:
         return self._watcher.left()
 
     def still_waiting(self, waited_s: float) -> None:
-        """Say for whom we wait, ever more rarely: one rank for all that wait."""
+        """Print which ranks are awaited, at doubling intervals, on one of the ranks that wait."""
         behind = self._watcher.behind()
-        waiting = set(range(self._size)) - {standing.rank for standing in behind}
+        waiting = set(range(self._size)) - {status.rank for status in behind}
         if self._rank == min(waiting) and _is_telling(waited_s):
             announce(waiting_line(behind, waited_s))
 
     def who_is_behind(self) -> str:
-        """Say which rank has launched least, and how it is."""
+        """Say which rank has launched least, and its state."""
         return who_is_behind(self._watcher.behind())
 
     def report_failure(self, message: str) -> None:
@@ -126,7 +128,7 @@ class Peers:
 
         mine = (b"1" if self.is_new else b"0") + self._watcher.address
         self.watch_over(
-            lambda: self._register.exchange(page, mine, found, over),
+            lambda: self._rendezvous.exchange(page, mine, found, over),
             over,
             timeout_s,
             lambda limit: f"{name_ranks(sorted(self._absent))} did not call prepare() {limit}",
@@ -137,11 +139,22 @@ class Peers:
             raise loss
         return alike
 
+    def exchange(self, page: str, mine: bytes, timeout_s: float) -> list[bytes]:
+        """Return what every rank has left in the store under this page, by rank."""
+        over, found = threading.Event(), {self._rank: mine}
+        self.do_together(
+            lambda: self._rendezvous.exchange(page, mine, found.__setitem__, over),
+            timeout_s,
+            "other ranks did not start their servers",
+            over,
+        )
+        return [found[rank] for rank in range(self._size)]
+
     def open_group(self, page: str, timeout_s: float) -> dist.ProcessGroup:
         """Connect all ranks once more, for operations of one kind."""
         over = threading.Event()
         return self.do_together(
-            lambda: self._register.open_group(page, over),
+            lambda: self._rendezvous.open_group(page, over),
             timeout_s,
             "connections to all ranks did not open",
             over,
@@ -154,7 +167,7 @@ class Peers:
         complaint: str,
         over: threading.Event | None = None,
     ) -> Result:
-        """Do what all ranks do, and what ends only when all have."""
+        """Run a call that all ranks make, and that ends only when all have made it."""
         self.count()
         result = self.watch_over(
             do,
@@ -172,15 +185,15 @@ class Peers:
         timeout_s: float,
         complain: Callable[[str], str],
     ) -> Result:
-        """Do what may block without a word, and raise who is lost meanwhile, or a timeout.
+        """Run a call that may block silently; raise a loss meanwhile, or a timeout.
 
-        ``over`` is set when nobody waits for it any more.
+        ``over`` is set when this no longer waits for the call.
         """
-        errand = Errand(do)
-        self._errands = [*(one for one in self._errands if not one.wait(0)), errand]
+        call = BackgroundCall(do)
+        self._calls = [*(one for one in self._calls if not one.wait(0)), call]
         began_s, told_s = time.monotonic(), PATIENCE_S
         try:
-            while not errand.wait(_STEP_S):
+            while not call.wait(_STEP_S):
                 waited_s = time.monotonic() - began_s
                 self._raise_loss(waited_s)
                 if waited_s >= timeout_s:
@@ -188,7 +201,7 @@ class Peers:
                 if waited_s >= told_s:
                     told_s *= 2
                     self._say_for_whom(waited_s)
-            return errand.result()
+            return call.result()
         except (RuntimeError, TransferFailed) as error:
             raise self._named(error) from error
         except TrainingError as error:
@@ -199,14 +212,14 @@ class Peers:
 
     def _raise_loss(self, waited_s: float) -> None:
         loss = self._watcher.loss()
-        # A rank that has failed may come and begin anew: then all do.
+        # A rank that has failed may call prepare() again: then all begin anew.
         if loss and not (isinstance(loss, PeerFailed) and self._absent and not self.is_new):
             raise loss
         if (rank := self._links.broken(waited_s)) is not None:
             raise self._watcher.loss(_REASON_S) or _ended(rank)
 
     def _named(self, error: Exception) -> TrainingError:
-        """Return who is the reason why the store or a group has failed."""
+        """Return the loss of the rank because of which the store or a group has failed."""
         deadline_s = time.monotonic() + VERDICT_S
         named: TrainingError | None = None
         while named is None and time.monotonic() < deadline_s:
@@ -238,9 +251,9 @@ class Peers:
     def close(self) -> None:
         """Leave in order."""
         self._watcher.close()
-        blocked = [errand for errand in self._errands if not errand.wait(_STEP_S)]
-        if blocked:  # at the store, whose host is frozen: its thread must not wake up at exit
-            self._register.close()
+        blocked = [call for call in self._calls if not call.wait(_STEP_S)]
+        if blocked:  # in the store, whose host is frozen: its thread must not wake up at exit
+            self._rendezvous.close()
             blocked[0].wait(_BREAKING_S)
 
     def _end_all(self, error: PeerError) -> None:
@@ -254,7 +267,7 @@ _meetings = itertools.count()
 
 
 def meet(timeout_s: float) -> Peers:
-    """Return the other ranks when all are here; they get to know each other again if one has to."""
+    """Return the peers when all ranks have called this; if one is new, all connect anew."""
     global _peers
     while True:
         if _peers is None or not _peers.is_usable:
@@ -297,7 +310,7 @@ def _ended(rank: int) -> PeerLost:
 
 
 def _forget_in_child() -> None:
-    """Have no part in training, in a forked child: its threads and its sentinel are the rank's."""
+    """Forget the peers, in a forked child: threads and sentinel belong to the rank."""
     global _peers
     _peers = None
 

@@ -1,6 +1,6 @@
-"""When a plan is made, and of what: of the model as it was measured on the slowest rank.
+"""Planning of one model: measure it on the slowest rank, let rank 0 plan, install on all ranks.
 
-Everything here is done by all ranks at the same moment, between two rounds.
+All ranks do this at the same moment, between two rounds.
 """
 
 import itertools
@@ -8,25 +8,23 @@ import time
 from collections.abc import Callable, Mapping
 
 from bytelane.cluster import Cluster, Link
-from bytelane.core import Element, Plan, Planner, Review, Wish, bucket_plan
-from bytelane.errors import PlanMismatch
+from bytelane.core import Observation, Plan, Planner, Wish
 from bytelane.job import Job, Tensor
 from bytelane.runtime.torch import agreement
-from bytelane.runtime.torch.control import Control
-from bytelane.runtime.torch.stopwatch import Stopwatch, durations, measured_job
-from bytelane.runtime.torch.trained import Trained
+from bytelane.runtime.torch.carrier import Carrier
+from bytelane.runtime.torch.parameters import TrainedParameters
+from bytelane.runtime.torch.profiler import Profiler, durations, measured_job
 
 # The first iteration allocates memory and is not typical; the next ones are measured.
 MEASURED_ITERATIONS = 2
 FIRST_ITERATIONS = 1 + MEASURED_ITERATIONS
-# A new plan is judged soon, by three iterations that have seen nothing else; then now and then.
+# A new plan is judged after FIRST_REVIEW iterations, by the last JUDGED_ITERATIONS under it alone;
+# then every REVIEWED_ITERATIONS.
 FIRST_REVIEW = 5
 REVIEWED_ITERATIONS = 10
 JUDGED_ITERATIONS = 3
-# Measuring and planning again costs seconds: as much of the time since the first plan, at most.
+# Measuring and planning again takes seconds: at most 50 % of the time since the first plan.
 MOST_PLANNING = 0.5
-# What is in flight is in memory twice, so buckets are not as large as DDP's.
-FIRST_BUCKET_BYTES = 2**22
 
 
 class Planning:
@@ -36,21 +34,23 @@ class Planning:
         self,
         name: str,
         planner: Planner,
-        watch: Stopwatch,
-        control: Control,
+        watch: Profiler,
+        carrier: Carrier,
         *,
         probe: Callable[[], Link] | None = None,
-        review: Review | None = None,
     ) -> None:
         self.job: Job | None = None
         """The model as measured; None before that."""
         self.wish = Wish.NOTHING
         self._name = name
-        self._planner = planner
+        self._given = planner  # the same on all ranks; only rank 0 knows later ones
+        self._planners = [planner]
+        """All planners that had control; the last one has it now."""
+        self._proposed: Planner | None = None
         self._watch = watch
-        self._control = control
+        self._carrier = carrier
+        self._control = carrier.control
         self._probe = probe
-        self._review = review
         self._version = 0
         self._first_step = 0
         self._planned_step = 0
@@ -59,67 +59,103 @@ class Planning:
         self._planned_s = 0.0
         self._planned_since: float | None = None
 
-    def first_plan(self, trained: Trained, step: int) -> Plan:
-        """Plan without knowing anything; what was known before is forgotten."""
+    def first_plan(self, trained: TrainedParameters, step: int) -> Plan:
+        """Plan plain buckets, before any measurement; earlier measurements are dropped."""
         self.job, self._is_measured = None, False
         self._first_step = step
         self._version += 1
-        buckets = bucket_plan(trained.tensor_bytes, FIRST_BUCKET_BYTES, self._version)
-        return _fit(buckets.cut(FIRST_BUCKET_BYTES), trained)
+        return self._carrier.first_plan(trained, self._version)
 
     def is_due(self, step: int, granted: Wish) -> bool:
-        """Tell whether a plan is to be made now; the same on all ranks, which count alike."""
+        """Tell whether a plan is to be made now; the answer is the same on all ranks."""
         if not self._is_measured:
             return step - self._first_step >= FIRST_ITERATIONS
         return granted is not Wish.NOTHING
 
     def propose(self, planner: Planner) -> None:
-        """Plan with this from the next agreed step on; what rank 0 proposes is done, and stays."""
+        """Give control to a planner at the next agreed step; only rank 0's proposal counts."""
         if self._control.rank == 0:
-            self._planner, self._review, self.wish = planner, None, Wish.PLAN
+            self._proposed = planner
+            self.wish = Wish.MEASURE_AND_PLAN if planner.needs_network else Wish.PLAN
+
+    def find(self, name: str) -> Planner | None:
+        """Return the planner of that name that was given control last, if there was one."""
+        known = [*self._planners, *filter(None, [self._proposed])]
+        return next((one for one in reversed(known) if one.name == name), None)
 
     def review(self, step: int) -> None:
-        """Look from time to time, on rank 0, whether iterations are still as they were."""
-        if self._review is None or self._control.rank != 0 or not self._is_measured:
+        """Let rank 0's planner judge, from time to time, how long iterations take."""
+        if self._proposed is not None or self._control.rank != 0 or not self._is_measured:
             return
         under_this_plan = step - self._planned_step
         if under_this_plan == FIRST_REVIEW or under_this_plan % REVIEWED_ITERATIONS == 0:
-            iteration_s = self._watch.iteration_s(JUDGED_ITERATIONS)
-            wish = Wish.NOTHING if iteration_s is None else self._review(iteration_s)
+            seen = self._observed(step, self._watch.iteration_s(JUDGED_ITERATIONS))
+            wish = Wish.NOTHING if seen.iteration_s is None else self._planners[-1].observe(seen)
             if wish is Wish.MEASURE_AND_PLAN and not self._may_measure_again():
                 wish = Wish.NOTHING
-            if wish is not Wish.NOTHING:  # or what a user has proposed would be forgotten
-                self.wish = wish
+            self.wish = wish
+
+    def summarise(self, step: int) -> str:
+        """Return the summary of the last planner that has one."""
+        seen = self._observed(step, self._watch.iteration_s())
+        for planner in reversed(self._planners):
+            current = self._planners[-1]
+            text = planner.summarise(seen, None if planner is current else current.name)
+            if text:
+                return text
+        return ""
+
+    def _observed(self, step: int, iteration_s: float | None) -> Observation:
+        watch = self._watch
+        return Observation(
+            step, self._version, iteration_s, watch.link_busy_s(), watch.last_transfers()
+        )
 
     def next_plan(
-        self, trained: Trained, unused: set[int], step: int, granted: Wish
+        self, trained: TrainedParameters, unused: set[int], step: int, granted: Wish
     ) -> Plan | None:
         """Let rank 0 plan, and return its plan on every rank; None if nothing could be measured."""
         began = time.perf_counter()
         self._planned_since = self._planned_since or began
         self._planned_step = step
-        if not self._is_measured or granted in (Wish.MEASURE_AND_PLAN, Wish.CORRECT):
+        # All ranks must measure the same, so this must not depend on rank 0's present planner.
+        is_first = not self._is_measured
+        if is_first or granted.measures_model:
             self.job, self._is_measured = self._measure(trained, unused, step), True
         self.wish = Wish.NOTHING
         if self.job is None:
             return None
-        if self._probe is not None and (granted is not Wish.CORRECT or self._cluster is None):
-            self._cluster = Cluster(self._control.size, self._probe())
+        needs_network = granted.measures_network or (is_first and self._given.needs_network)
+        if self._probe is not None and needs_network:
+            self._cluster = Cluster.star(self._control.size, self._probe())
+        self._hand_over(can_plan_for_network=needs_network)
         plan = None
         self._version += 1
         try:
             if self._control.rank == 0:
-                plan = _fit(self._planner(self.job, self._version, self._cluster), trained)
-        finally:  # also if that failed: the other ranks must not wait for ever
+                made = self._planners[-1].plan(self.job, self._cluster, self._version)
+                plan = self._carrier.fit(made, trained)
+        finally:  # also if planning failed: the other ranks must not wait for ever
             agreed = agreement.share_plan(plan, self._control)
         self._planned_s += time.perf_counter() - began
         return agreed
+
+    def _hand_over(self, *, can_plan_for_network: bool) -> None:
+        """Give control to the proposed planner, or ask again for the network that it needs."""
+        proposed = self._proposed
+        if proposed is None:
+            return
+        if proposed.needs_network and not can_plan_for_network:
+            self.wish = Wish.MEASURE_AND_PLAN
+            return
+        self._planners = [*(one for one in self._planners if one is not proposed), proposed]
+        self._proposed = None
 
     def _may_measure_again(self) -> bool:
         assert self._planned_since is not None
         return self._planned_s <= MOST_PLANNING * (time.perf_counter() - self._planned_since)
 
-    def _measure(self, trained: Trained, unused: set[int], step: int) -> Job | None:
+    def _measure(self, trained: TrainedParameters, unused: set[int], step: int) -> Job | None:
         iterations = range(step - MEASURED_ITERATIONS, step)
         mine = self._watch.layer_order(iterations[-1])
         layers = agreement.names_from_first(mine, self._control)
@@ -134,7 +170,7 @@ class Planning:
         for number, (name, size) in enumerate(
             zip(trained.names, trained.tensor_bytes, strict=True)
         ):
-            # What backward does not reach takes part when it is over: after the first layer.
+            # A tensor that backward does not reach takes part when it is over: after layer 0.
             owners = () if number in unused else trained.owners[number]
             users = {_place_of(owner, place) for owner in owners} or {0}
             tensors.append(Tensor(name, size, tuple(sorted(users))))
@@ -142,15 +178,7 @@ class Planning:
 
 
 def _place_of(module: str, place: Mapping[str, int]) -> int:
-    """Return where in forward a module is, or the one around it that uses its parameters."""
+    """Return the place in forward of a module, or of the one around it that uses its parameters."""
     while module and module not in place:
         module = module.rpartition(".")[0]
     return place.get(module, 0)
-
-
-def _fit(plan: Plan, trained: Trained) -> Plan:
-    if plan.tensor_bytes != trained.tensor_bytes:
-        raise PlanMismatch(
-            "the planner has made a plan for other tensors than those that are trained"
-        )
-    return plan.fit_to([Element(str(dtype), dtype.itemsize) for dtype in trained.dtypes])

@@ -1,4 +1,4 @@
-"""Put the hooks on the user's own model and optimizer."""
+"""Prepare a model: agree on it with all ranks, and hook the user's own model and optimizers."""
 
 import atexit
 import functools
@@ -14,41 +14,47 @@ import torch
 import torch.distributed as dist
 
 from bytelane import __version__
-from bytelane.core import Planner, Review
 from bytelane.errors import NotSupported, TrainingError
-from bytelane.runtime.engine import Engine
+from bytelane.foreign.torch import (
+    compiled_call,
+    inside_compiled,
+    missing,
+    replaced,
+    set_compiled_call,
+)
 from bytelane.runtime.torch import agreement
+from bytelane.runtime.torch.access_guard import AccessGuard
+from bytelane.runtime.torch.carrier import Carrier, GlooCarrier
 from bytelane.runtime.torch.control import Control
-from bytelane.runtime.torch.gate import (
-    Gate,
+from bytelane.runtime.torch.forward_pass import SYNC_FLAG
+from bytelane.runtime.torch.groups import Groups, rest_at_exit
+from bytelane.runtime.torch.module_hooks import (
+    ModuleHook,
     around_compiled,
     is_compiled,
     is_compiled_in_place,
     outside_compiled_code,
     refuse_scripting,
 )
-from bytelane.runtime.torch.groups import Groups
-from bytelane.runtime.torch.onlooker import Onlooker
-from bytelane.runtime.torch.peers import leave, meet
-from bytelane.runtime.torch.session import SYNC_FLAG, Probe, Session
-from bytelane.runtime.torch.status import Status
-from bytelane.runtime.torch.support import argument_problem, first_problem, is_separable
-from bytelane.runtime.torch.trained import (
+from bytelane.runtime.torch.parameters import (
     describe,
     describe_optimizers,
     gated_modules,
-    module_name,
     parameters_of,
 )
+from bytelane.runtime.torch.peers import Peers, leave, meet
+from bytelane.runtime.torch.separable_optimizers import is_separable
+from bytelane.runtime.torch.server_carrier import ServerCarrier
+from bytelane.runtime.torch.session import Session, Settings
+from bytelane.runtime.torch.validation import argument_problem, first_problem
 from bytelane.terminal import announce
-from bytelane.trace.recording import Recorder
 
 # By the model's id, which is not used again while the session lives, since that holds the model.
 # The hooks hold the session, so model and session go together.
 _sessions: "weakref.WeakValueDictionary[int, Session]" = weakref.WeakValueDictionary()
 
 
-# Those of torch, whose effect the session knows.
+# Torch's own zero_grad methods, whose effect the session knows.
 ZERO_GRADS = (torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad)
 _ABSENT = object()
 
@@ -56,22 +62,14 @@ _ABSENT = object()
 def attach(
     model: torch.nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
-    planner: Planner,
+    settings: Settings,
     *,
-    timeout_s: float,
-    keep_iterations: int = 4,
-    verify: bool = False,
-    recorder: Recorder | None = None,
-    probe: Probe | None = None,
-    review: Review | None = None,
-    farewell: Callable[[Status], None] | None = None,
-    make_engine: Callable[..., Engine] = Engine,
     shared: Groups | None = None,
 ) -> Session | None:
-    """Prepare a model for training; None where there is nobody to synchronise with.
+    """Prepare a model for training; None where there is no other rank to synchronise with.
 
     If it raises, model and optimizers have the hooks and attributes that they had before. Models
-    that are trained by turns may share their groups; otherwise each has some of its own.
+    that are trained by turns may share their process groups; otherwise each has its own.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         if problem := argument_problem(model, optimizers):
@@ -81,51 +79,55 @@ def attach(
         return None
     if id(model) in _sessions:
         raise NotSupported("this model is prepared already; call prepare() once")
+    _require_names()
     _flush_all_at_exit()
-    peers = meet(timeout_s)
-    groups = shared or Groups(peers, timeout_s)
-    control = Control(groups.agreeing, timeout_s, peers)
-    problem = first_problem(model, optimizers) or _trained_elsewhere(model)
-    agreement.refuse_together(problem, control)
-    _agree_on_model(model, optimizers, control)
-    session = Session(
-        model,
-        optimizers,
-        planner,
-        groups=groups,
-        control=control,
-        peers=peers,
-        timeout_s=timeout_s,
-        keep_iterations=keep_iterations,
-        say=_say,
-        verify=verify,
-        recorder=recorder,
-        probe=probe,
-        review=review,
-        make_engine=make_engine,
-    )
-    for optimizer in optimizers:
-        if not is_separable(optimizer):
-            _say(f"{type(optimizer).__name__} may couple parameters, so every step() waits for all")
-    if not len(session.trained):
-        _say("no parameter of the model is trained, nothing to synchronise")
-    peers.tell(session.end)
+    peers = meet(settings.timeout_s)
     with ExitStack() as undo:
+        carrier = _open_carrier(peers, settings, shared)
+        undo.callback(carrier.leave)
+        problem = first_problem(model, optimizers) or _trained_elsewhere(model)
+        agreement.refuse_together(problem, carrier.control)
+        _agree_on_model(model, optimizers, carrier.control)
+        session = Session(model, optimizers, settings, carrier=carrier, say=_say)
+        _say_what_waits(optimizers, session)
+        peers.tell(session.end)
         _hook_model(model, session, undo)
         for number, optimizer in enumerate(optimizers):
             _hook_optimizer(optimizer, number, session, undo)
         session.hook_gradients()
         undo.pop_all()
-    Onlooker.start_watching()
-    session.farewell = farewell
+    AccessGuard.start_watching()
     _sessions[id(model)] = session
     if shared is None:
-        weakref.finalize(session, groups.drop).atexit = False
+        weakref.finalize(session, carrier.drop).atexit = False
     return session
 
 
+def _say_what_waits(optimizers: Sequence[torch.optim.Optimizer], session: Session) -> None:
+    for optimizer in optimizers:
+        if not is_separable(optimizer):
+            _say(f"{type(optimizer).__name__} may couple parameters, so every step() waits for all")
+    if not len(session.parameters):
+        _say("no parameter of the model is trained, nothing to synchronise")
+
+
+def _open_carrier(peers: Peers, settings: Settings, shared: Groups | None) -> Carrier:
+    if settings.servers is not None:
+        return ServerCarrier(peers, settings.servers, settings.timeout_s)
+    return GlooCarrier(shared or Groups(peers, settings.timeout_s), settings.timeout_s)
+
+
+@functools.cache
+def _require_names() -> None:
+    """Refuse a torch that lacks a needed private name; print once which fallbacks are used."""
+    if lacking := missing():
+        raise NotSupported(lacking[0])
+    for line in replaced():
+        _say(line)
+
+
 def find_session(model: torch.nn.Module) -> Session | None:
-    """Return what prepare() made of this model; None where there is only one worker."""
+    """Return the session of a prepared model; None where there is only one worker."""
     session = _sessions.get(id(model))
     if session is None and dist.is_initialized() and dist.get_world_size() > 1:
         raise NotSupported("this model was not prepared; call bytelane.prepare() first")
@@ -133,7 +135,7 @@ def find_session(model: torch.nn.Module) -> Session | None:
 
 
 def session_of(model: torch.nn.Module) -> Session:
-    """Return what prepare() made of this model."""
+    """Return the session of a prepared model; refuse if there is only one worker."""
     session = find_session(model)
     if session is None:
         raise NotSupported("there is only one worker, so nothing is synchronised")
@@ -166,7 +168,7 @@ def _shared_parameters(model: torch.nn.Module) -> list[str]:
         name
         for session in list(_sessions.values())
         for name, parameter in model.named_parameters()
-        if session.trained.number_of(parameter) is not None
+        if session.parameters.number_of(parameter) is not None
     ]
 
 
@@ -183,41 +185,41 @@ def _agree_on_model(
 def _hook_model(model: torch.nn.Module, session: Session, undo: ExitStack) -> None:
     _set(model, SYNC_FLAG, True, undo)
     for name, module in gated_modules(model):
-        _put_gate(module, functools.partial(session.pass_gate, module_name(name)), None, undo)
-    _put_gate(model, session.enter_model, session.leave_model, undo)
+        _put_hooks(module, functools.partial(session.forward.enter_module, name), None, undo)
+    _put_hooks(model, session.forward.enter_model, session.forward.leave_model, undo)
     for register in (
         model.register_state_dict_pre_hook,
         model.register_load_state_dict_pre_hook,
     ):
-        handle = register(Gate(session.flush))  # type: ignore[no-untyped-call]
+        handle = register(ModuleHook(session.flush))  # type: ignore[no-untyped-call]
         undo.callback(handle.remove)
     _announce_zero_grad(model, session, undo)
     if is_compiled(model):
         _say("the whole model is compiled, so every forward pass begins with waiting for all")
 
 
-def _put_gate(
+def _put_hooks(
     module: torch.nn.Module,
     before: Callable[[], None],
     after: Callable[[], None] | None,
     undo: ExitStack,
 ) -> None:
-    """Call ``before`` before the module's forward and earlier gates, and ``after`` after them."""
+    """Call ``before`` before the module's forward and its other hooks, and ``after`` after them."""
     _set(module, "__prepare_scriptable__", refuse_scripting, undo)
     if is_compiled_in_place(module):
-        undo.callback(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
+        undo.callback(set_compiled_call, module, compiled_call(module))
         around_compiled(module, before, after or (lambda: None))
         return
-    undo.callback(module.register_forward_pre_hook(Gate(before), prepend=True).remove)
+    undo.callback(module.register_forward_pre_hook(ModuleHook(before), prepend=True).remove)
     if after is not None:
-        # Also after an exception: what is owed must not stay behind unseen.
-        undo.callback(module.register_forward_hook(Gate(after), always_call=True).remove)
+        # Also after an exception: owed updates must still be made.
+        undo.callback(module.register_forward_hook(ModuleHook(after), always_call=True).remove)
 
 
 def _hook_optimizer(
     optimizer: torch.optim.Optimizer, number: int, session: Session, undo: ExitStack
 ) -> None:
-    late_steps = session.steppers[number]
+    late_steps = session.deferred.by_optimizer[number]
 
     @outside_compiled_code
     def before_step(
@@ -227,10 +229,10 @@ def _hook_optimizer(
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if not callable(closure):  # some optimizers take the loss, or other values
-            session.before_step(number)
+            session.steps.before_step(number)
             return None
         others = {name: value for name, value in kwargs.items() if name != "closure"}
-        return (args[0], session.synchronised(closure, number), *args[2:]), others
+        return (args[0], session.steps.synchronised(closure, number), *args[2:]), others
 
     @outside_compiled_code
     def after_step(_: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -239,8 +241,8 @@ def _hook_optimizer(
 
     undo.callback(optimizer.register_step_pre_hook(before_step).remove)
     undo.callback(optimizer.register_step_post_hook(after_step).remove)
-    undo.callback(optimizer.register_state_dict_pre_hook(Gate(session.flush)).remove)
-    undo.callback(optimizer.register_load_state_dict_pre_hook(Gate(session.flush)).remove)
+    undo.callback(optimizer.register_state_dict_pre_hook(ModuleHook(session.flush)).remove)
+    undo.callback(optimizer.register_load_state_dict_pre_hook(ModuleHook(session.flush)).remove)
     _announce_zero_grad(optimizer, session, undo)
 
 
@@ -249,8 +251,8 @@ def _announce_zero_grad(
 ) -> None:
     """Tell the session of ``owner.zero_grad()``, which has no hook.
 
-    Without this the onlooker would see gradients being read at the head of every loop, and wait.
-    It does so for a ``zero_grad`` of the user's own, which may do anything.
+    Without this the access guard would see gradients being read in every iteration, and wait. It
+    does so for a ``zero_grad`` of the user's own, which may do anything.
     """
     if getattr(owner.zero_grad, "__func__", None) not in ZERO_GRADS:
         return
@@ -258,17 +260,17 @@ def _announce_zero_grad(
     @outside_compiled_code
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
         if self is owner:  # and not a copy, which is a plain object again
-            session.before_zero_grad(parameters_of(owner), set_to_none)
-        with session.onlooker.looking_away():
+            session.steps.before_zero_grad(parameters_of(owner), set_to_none)
+        with session.guard.looking_away():
             type(self).zero_grad(self, set_to_none)
 
     _set(owner, "zero_grad", types.MethodType(zero_grad, owner), undo)
 
 
 def _set(owner: Any, name: str, value: Any, undo: ExitStack) -> None:
-    """Set an attribute of this one object; undone, the object has what it had before."""
-    # What torch.compile returns hands most attributes on to the module inside.
-    for attributes in (vars(owner), vars(getattr(owner, "_orig_mod", owner))):
+    """Set an attribute of this one object; ``undo`` restores the former value."""
+    # The wrapper of torch.compile forwards most attributes to the module inside.
+    for attributes in (vars(owner), vars(inside_compiled(owner))):
         undo.callback(_put_back, attributes, name, attributes.get(name, _ABSENT))
     setattr(owner, name, value)
 
@@ -282,7 +284,8 @@ def _put_back(attributes: dict[str, Any], name: str, value: Any) -> None:
 
 @functools.cache
 def _flush_all_at_exit() -> None:
-    """See once to it that no rank leaves while others wait for what it owes them."""
+    """Register, once, an exit handler: no rank may leave while others wait for its part."""
+    rest_at_exit()  # registered first, so it runs last
     atexit.register(_flush_all)
 
 
@@ -295,6 +298,7 @@ def _flush_all() -> None:
             announce(". ".join([f"at exit: {error}", *getattr(error, "__notes__", [])]))
     for session in list(_sessions.values()):
         session.come_to_rest()
+        session.carrier.leave()
     leave()
 
 

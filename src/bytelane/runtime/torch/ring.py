@@ -1,7 +1,8 @@
-"""A ring of ranks: sums travel round it to one owner a chunk, and from the owners to everybody.
+"""Ring reduce-scatter and all-gather over tagged point-to-point transfers of gloo.
 
-Gloo's own reduce-scatter moves as much as an all-reduce, and its all-to-all is slower than this
-ring of tagged transfers, which comes within a few per cent of what the link can do.
+Sums travel round the ring to one owner per chunk, and from the owners to all ranks. Gloo's own
+reduce-scatter moves as much as an all-reduce, and its all-to-all is slower than this ring, which
+comes within a few per cent of the link's rate.
 
 In every step rank r sends a chunk to r + 1 and receives the one before it from r - 1::
 
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-# Torch would wake up threads of its own for more elements, and take the processor from training.
+# For more elements torch would wake up threads of its own, which take CPU time from training.
 BLOCK = 2**15
 
 Chunk = Sequence[torch.Tensor]
@@ -34,7 +35,7 @@ class Place(NamedTuple):
 
 
 def cut(lengths: Sequence[int], world: int, most: int) -> list[list[list[Place]]]:
-    """Cut a row of tensors into slices, and each slice into a chunk a rank.
+    """Cut a row of tensors into slices, and each slice into one chunk per rank.
 
     No chunk has more elements than ``most``, and no two differ by more than one.
     """
@@ -62,13 +63,13 @@ class Ring:
         self._rank, self._world = group.rank(), group.size()
 
     def reduce_scatter(self, chunks: Sequence[Chunk], first_tag: int) -> None:
-        """Wait until chunk rank + 1 holds the sum over all ranks; the others hold parts of it."""
+        """Wait until chunk rank + 1 holds the sum over all ranks; the others hold partial sums."""
         for ours, theirs in self._exchange(chunks, self._rank, first_tag):
             for mine, other in _in_blocks(ours, theirs):
                 mine.add_(other)
 
     def all_gather(self, chunks: Sequence[Chunk], first_tag: int) -> None:
-        """Wait until every chunk is that of the rank that holds its sum."""
+        """Wait until every chunk holds its sum, received from its owner."""
         for ours, theirs in self._exchange(chunks, self._rank + 1, first_tag):
             for mine, other in _in_blocks(ours, theirs):
                 mine.copy_(other)
@@ -76,7 +77,7 @@ class Ring:
     def _exchange(
         self, chunks: Sequence[Chunk], first: int, first_tag: int
     ) -> Iterator[tuple[Chunk, torch.Tensor]]:
-        """Send a chunk and those before it, each when what has come for it was dealt with."""
+        """Send a chunk and those before it, each after its received data was summed or copied."""
         before, after = (self._rank - 1) % self._world, (self._rank + 1) % self._world
         sent = []
         for step in range(self._world - 1):

@@ -1,8 +1,8 @@
-"""Carry operations in two halves, a reduce-scatter and an all-gather, round a ring of ranks.
+"""Ring transport: each operation is a reduce-scatter, then an all-gather, on a ring of ranks.
 
-An operation is a row of elements: its parts, end to end, and its trailer. It is cut into slices
-that go round one after the other. The sum of the trailer reaches everybody with the second half,
-and is looked at before that is reported to be over.
+An operation is a row of elements: its parts, end to end, and its piggyback. It is cut into slices
+that go round one after the other. The sum of the piggyback reaches all ranks with the all-gather,
+and is checked before that is reported to be over.
 """
 
 import threading
@@ -13,11 +13,11 @@ from itertools import accumulate
 from queue import SimpleQueue
 from typing import Any
 
-from bytelane.core import Done
+from bytelane.runtime.sync import Done, Message
 from bytelane.runtime.torch.ring import Ring, cut
 from bytelane.runtime.torch.transport import GradientTransport
 
-# While the sums of one slice are made, others are on the link; two left it idle on a busy machine.
+# Slices at once: while one is summed, others are on the link; 2 left it idle on a busy machine.
 AT_ONCE = 3
 CHUNK_BYTES = 2**20
 
@@ -25,7 +25,7 @@ Tasks = SimpleQueue[Callable[[], None] | None]
 
 
 class RingTransport(GradientTransport):
-    """Two halves an operation, of transfers from neighbour to neighbour.
+    """Two halves per operation, of transfers from neighbour to neighbour.
 
     In gloo sends and receives have no completion callbacks, so a few threads wait for them: in C++,
     without the interpreter's lock. They take slices in the order of the launches.
@@ -35,9 +35,9 @@ class RingTransport(GradientTransport):
         super().__init__(*args, **kwargs)
         self._rings = [Ring(group) for group in self._groups]
         self._slices = []
-        for ranges, trailer in zip(self._ranges, self._trailers, strict=True):
-            lengths = [stop - start for _, start, stop in ranges] + [trailer.numbers.numel()]
-            most = CHUNK_BYTES // trailer.numbers.itemsize
+        for ranges, piggyback in zip(self._ranges, self._piggybacks, strict=True):
+            lengths = [stop - start for _, start, stop in ranges] + [piggyback.numbers.numel()]
+            most = CHUNK_BYTES // piggyback.numbers.itemsize
             self._slices.append(cut(lengths, self._world, most))
         # Within a round every transfer has a tag of its own.
         self._first_tag = [0, *accumulate(len(slices) * self._world for slices in self._slices)]
@@ -45,13 +45,14 @@ class RingTransport(GradientTransport):
         self._lock = threading.Lock()
         self._tasks = _start_threads(self)
 
-    def start(self, operation: int, done: Done) -> None:
+    def start(self, message: Message, done: Done) -> None:
         """Launch one half of an operation; ``done`` is called from one of the threads."""
+        (operation,) = message
         half, number = divmod(operation, len(self._slices))
         ring = self._rings[self._plan.operations[number].lane]
         row, slices = self._row(number), self._slices[number]
         if half == 0:
-            self._write_trailer(number)
+            self._write_piggyback(number)
         self._launched()
         self._left[operation] = len(slices)
         tag = self._first_tag[number] + half * self._first_tag[-1]
@@ -69,7 +70,7 @@ class RingTransport(GradientTransport):
             error = raised
         if self._is_over(operation, error):
             half, number = divmod(operation, len(self._slices))
-            done(operation, error or (self._read_trailer(number) if half else None))
+            done((operation,), error or (self._read_piggyback(number) if half else None))
 
     def _is_over(self, operation: int, error: Exception | None) -> bool:
         """Count a slice. The last one ends an operation, and so does the first that fails."""
@@ -82,10 +83,10 @@ class RingTransport(GradientTransport):
 
 
 def _start_threads(owner: object) -> Tasks:
-    """Start threads that do what is put in the queue, as long as its owner lives."""
+    """Start threads that run the tasks of a queue, as long as its owner lives."""
     tasks: Tasks = SimpleQueue()
     for number in range(AT_ONCE):
-        # Daemons: nobody shall wait at exit for a rank that does not come.
+        # Daemons: exit must not wait for a rank that does not come.
         name = f"bytelane-ring-{number}"
         threading.Thread(target=_serve, args=(tasks,), name=name, daemon=True).start()
         weakref.finalize(owner, tasks.put, None).atexit = False

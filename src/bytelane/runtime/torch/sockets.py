@@ -1,7 +1,7 @@
-"""Find the sockets of a process group, and break them.
+"""Find the sockets of a process group and shut them down, to end gloo's waits.
 
-Gloo waits for a frozen peer until its timeout, half an hour by default, and offers no way to stop
-it. A socket that is shut down is an error at once, and lets its threads go.
+Gloo waits for a frozen peer until its timeout, 30 min by default, and offers no way to stop it. A
+socket that is shut down is an error at once, and ends the waits of gloo's threads.
 """
 
 import contextlib
@@ -15,14 +15,14 @@ DESCRIPTORS = Path("/proc/self/fd")
 
 
 class Sockets:
-    """Open sockets by number and identity: a number may be another's by the time it is used."""
+    """Open sockets by descriptor and inode: a descriptor may be reused by the time it is shut."""
 
     def __init__(self) -> None:
         self._identities: dict[int, str] = {}
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Count as ours what is opened within."""
+        """Record the sockets that are opened within."""
         before = _open_sockets()
         try:
             yield
@@ -40,11 +40,11 @@ class Sockets:
 
 
 def _open_sockets() -> dict[int, str]:
-    """Return number -> identity; nothing where the system does not tell."""
+    """Return descriptor -> inode; empty on a system without ``/proc``."""
     found = {}
     with contextlib.suppress(OSError):
         for number in os.listdir(DESCRIPTORS):
-            with contextlib.suppress(OSError):  # the one that listed them is closed again
+            with contextlib.suppress(OSError):  # listdir's own descriptor is closed again
                 identity = os.readlink(DESCRIPTORS / number)
                 if identity.startswith("socket:"):
                     found[int(number)] = identity

@@ -1,4 +1,4 @@
-"""How training is going, in numbers."""
+"""Status of a prepared model: step, policy, times and failure, as numbers."""
 
 import msgspec
 
@@ -16,15 +16,15 @@ class Status(msgspec.Struct, frozen=True):
     """``buckets`` until the job has been measured."""
     plan_version: int
     operations: int
-    """How many are launched for one backward pass."""
+    """Number of operations per backward pass."""
     waits_for_all: bool
     """Whether every step waits for all tensors."""
     iteration_s: float | None
     """Median of the last iterations; None before there are two."""
     compute_s: float | None
-    """What an iteration takes without communication, as measured; None before that."""
+    """Measured time per iteration without communication; None before it is measured."""
     link_busy_s: float | None
-    """For how long of the last whole iteration something was being sent."""
+    """How long transfers were in flight in the last whole iteration."""
     owed_tensors: int
     """How many tensors still wait for the update of the last step."""
     failure: str

@@ -1,36 +1,26 @@
-"""Carry operations with torch.distributed, on process groups of their own.
+"""Transports by torch.distributed: sum gradients in place, by all-reduce, on own process groups.
 
-The gradients that autograd has made are summed where they lie. Each is divided by the number of
-workers *before* the sum, as DDP does.
+Each gradient is divided by the number of workers *before* the sum, as DDP does.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from bytelane.core import Done, Plan
+from bytelane.core import Plan
 from bytelane.errors import PlanMismatch
-from bytelane.runtime.torch.trailer import Trailer
+from bytelane.foreign.torch import multiply_all
+from bytelane.runtime.sync import Contribution, Done, Message
+from bytelane.runtime.torch.piggyback import Piggyback
 
 # Rounds are numbered within a step of the optimizer; no step has as many.
 ROUNDS_IN_A_STEP = 1009
 
 
-class Gradient(NamedTuple):
-    """What a rank adds to the sum of a tensor."""
-
-    tensor: int
-    value: torch.Tensor
-    """Dense."""
-    used: bool = True
-    """Whether this rank's backward pass has made it."""
-
-
 class GradientTransport(ABC):
-    """The gradients of a plan, and what is told along with them; not how they are sent."""
+    """The gradients of a plan and their piggybacks; subclasses send them."""
 
     def __init__(
         self,
@@ -52,97 +42,104 @@ class GradientTransport(ABC):
         """The gradients in flight, each as one row."""
         self._used = [False] * len(plan.tensor_bytes)
         self._ranges = []
-        self._trailers = []
+        self._piggybacks = []
         for operation in plan.operations:
             dtype = dtypes[operation.parts[0].tensor]
             size = dtype.itemsize
             self._ranges.append(
                 [(p.tensor, p.start // size, p.stop // size) for p in operation.parts]
             )
-            self._trailers.append(Trailer(len(operation.parts), dtype, self._world))
-        self.used_by_anybody = [False] * len(plan.tensor_bytes)
-        """Of the tensors that have arrived: whether the backward pass of some rank reached them."""
+            self._piggybacks.append(Piggyback(len(operation.parts), dtype, self._world))
+        self._used_by_anybody = [False] * len(plan.tensor_bytes)
         self.signalled = 0
-        """What rank 0 has said in this round that it would like."""
+        """Rank 0's signal in this round."""
 
     def begin_round(self, step: int, number: int, *, signal: int = 0) -> None:
-        """Name the round that all ranks begin; rank 0 may add a wish."""
+        """Name the round that all ranks begin; rank 0 may add a signal."""
         self._round = step * ROUNDS_IN_A_STEP + number
         self._signal = signal
         self.signalled = 0
-        self.used_by_anybody = [False] * len(self._used)
+        self._used_by_anybody = [False] * len(self._used)
 
-    def take(self, gradients: Iterable[Gradient]) -> None:
-        """Sum these gradients in place."""
+    def take(self, contributions: Iterable[Contribution]) -> None:
+        """Keep these gradients, to be summed in place, and divide them by the number of ranks."""
         rows = []
-        for tensor, gradient, used in gradients:
+        for tensor, gradient, used in contributions:
             row = in_memory_order(gradient)
             assert row is not None
             rows.append(row)
             self.memory[tensor] = row
             self._used[tensor] = used
-        torch._foreach_mul_(rows, 1.0 / self._world)
+        multiply_all(rows, 1.0 / self._world)
 
     @abstractmethod
-    def start(self, operation: int, done: Done) -> None:
-        """Launch what the scheduler has started; ``done`` is called from some thread."""
+    def start(self, message: Message, done: Done) -> None:
+        """Launch a message that the scheduler has started; ``done`` is called from some thread.
+
+        Under a plan a message is one operation.
+        """
+
+    def was_used(self, tensor: int) -> bool:
+        """Tell, of a tensor that has arrived, whether any rank's backward pass has reached it."""
+        return self._used_by_anybody[tensor]
 
     def forget(self, tensor: int) -> None:
-        """Let go of a gradient that is no longer in flight."""
+        """Drop the reference to a gradient that is no longer in flight."""
         self.memory[tensor] = None
 
     def _row(self, operation: int) -> list[torch.Tensor]:
-        """Return all that is summed in an operation: its parts, and its trailer."""
+        """Return the tensors that an operation sums: its parts, and its piggyback."""
         row = []
         for tensor, start, stop in self._ranges[operation]:
             memory = self.memory[tensor]
             assert memory is not None
-            # Whole ones are not sliced: that costs as much as all the rest.
+            # Whole gradients are not sliced: that costs as much as the rest of a launch.
             row.append(memory if stop - start == memory.numel() else memory[start:stop])
-        row.append(self._trailers[operation].numbers)
+        row.append(self._piggybacks[operation].numbers)
         return row
 
-    def _write_trailer(self, operation: int) -> None:
+    def _write_piggyback(self, operation: int) -> None:
         used = [self._used[tensor] for tensor, _, _ in self._ranges[operation]]
-        self._trailers[operation].write(used, self._signal, self._stamp(operation))
+        self._piggybacks[operation].write(used, self._signal, self._stamp(operation))
 
     def _group(self, operation: int) -> dist.ProcessGroup:
-        # The group itself, not torch.distributed: half the cost of a launch, and it still carries
-        # what is in flight after the user's destroy_process_group() at the end of a script.
+        # The group itself, not torch.distributed: half the cost of a launch, and operations in
+        # flight survive the user's destroy_process_group() at the end of a script.
         return self._groups[self._plan.operations[operation].lane]
 
     def _stamp(self, operation: int) -> int:
         return self._first_stamp + self._round * len(self._ranges) + operation
 
-    def _read_trailer(self, operation: int) -> PlanMismatch | None:
-        trailer = self._trailers[operation].read()
-        if trailer is None:
+    def _read_piggyback(self, operation: int) -> PlanMismatch | None:
+        piggyback = self._piggybacks[operation].read()
+        if piggyback is None:
             name = self._names[self._ranges[operation][0][0]]
             return PlanMismatch(
                 f"operation {operation} ({name}) met another operation on another rank: "
                 "the stamps do not add up; it was not applied"
             )
-        for (tensor, _, _), used in zip(self._ranges[operation], trailer.used, strict=True):
+        for (tensor, _, _), used in zip(self._ranges[operation], piggyback.used, strict=True):
             if used:  # only ever set: two threads may be here at once
-                self.used_by_anybody[tensor] = True
-        if trailer.signal:
-            self.signalled = trailer.signal
+                self._used_by_anybody[tensor] = True
+        if piggyback.signal:
+            self.signalled = piggyback.signal
         return None
 
 
 class AllReduceTransport(GradientTransport):
-    """One all-reduce an operation.
+    """One all-reduce per operation.
 
-    Gloo joins its parts and its trailer to one message in one of its own threads, without the
-    interpreter's lock, so the only memory that this costs is that of the operations in flight.
+    Gloo joins its parts and its piggyback to one message in one of its own threads, without the
+    interpreter's lock, so this costs memory only for the operations in flight.
     """
 
     _options = dist.AllreduceCoalescedOptions()
 
-    def start(self, operation: int, done: Done) -> None:
+    def start(self, message: Message, done: Done) -> None:
         """Launch one all-reduce; ``done`` is called from one of gloo's threads."""
+        (operation,) = message
         row = self._row(operation)
-        self._write_trailer(operation)
+        self._write_piggyback(operation)
         self._launched()
         work = self._group(operation).allreduce_coalesced(row, self._options)
 
@@ -150,11 +147,16 @@ class AllReduceTransport(GradientTransport):
             try:
                 future.value()
             except Exception as error:
-                done(operation, error)
+                done(message, _told_apart(error))
             else:
-                done(operation, self._read_trailer(operation))
+                done(message, self._read_piggyback(operation))
 
         work.get_future().add_done_callback(completed)
+
+
+def _told_apart(error: Exception) -> Exception:
+    """Return a MemoryError where this rank had no memory: torch raises a RuntimeError."""
+    return MemoryError(str(error)) if "can't allocate memory" in str(error) else error
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:

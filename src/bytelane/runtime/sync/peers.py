@@ -1,0 +1,44 @@
+"""Name the rank whose loss made a transfer fail."""
+
+from bytelane.errors import PeerError, PeerLost, ServerLost, TransferFailed
+from bytelane.runtime.sync.protocols import KnowsPeers
+
+# A transfer to a dead rank fails before its sentinel has reported the death; or, if the sentinel
+# has died too, before the other sentinels have noticed.
+VERDICT_S = 8.0
+
+
+def name_failure(error: Exception, peers: KnowsPeers) -> Exception:
+    """Return the lost rank as an error, if its loss made a transfer fail.
+
+    A rank that has launched as many operations as this one may have left in order, and closed its
+    connections before the last of them was over.
+    """
+    if isinstance(error, ServerLost):
+        return error
+    if (loss := peers.loss(VERDICT_S)) is not None:
+        return loss
+    if left := peers.left():
+        return PeerLost(f"rank {left[0]} has left while a transfer was under way", left[0])
+    return TransferFailed(f"a transfer between ranks failed: {error}")
+
+
+class UnknownPeers:
+    """Peers without sentinels: nothing is known of the other ranks."""
+
+    def count(self) -> None: ...
+
+    def count_finished(self) -> None: ...
+
+    def loss(self, wait_s: float = 0.0) -> PeerError | None:
+        return None
+
+    def left(self) -> list[int]:
+        return []
+
+    def still_waiting(self, waited_s: float) -> None: ...
+
+    def who_is_behind(self) -> str:
+        return "another rank is slow, or does something else"
+
+    def report_failure(self, message: str) -> None: ...
