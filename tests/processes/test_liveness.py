@@ -108,6 +108,27 @@ def test_an_exit_code_is_kept_while_operations_are_in_flight(
             run.end()
 
 
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [("exit while planning", "PlanMismatch"), ("exit while ranks agree", "PeerFailed")],
+)
+def test_a_script_that_ends_between_rounds_keeps_its_exit_code_and_the_others_know(
+    tmp_path: Path, zygote: Zygote, fault: str, error: str
+) -> None:
+    """It has counted the operation that the others wait for, so its leaving looks regular."""
+    run = Run(tmp_path, event(fault, victim=0, knobs="auto"), zygote)
+    try:
+        run.start()
+        assert all(run.await_end(rank, SOON_S + ENDING_S) for rank in run.ranks)
+        assert [run.code(rank) for rank in run.ranks] == [3, 1]
+        when_s, end = run.note(1, "ended")
+        assert end["error"] == error
+        assert "rank 0" in end["message"]
+        assert when_s - run.note(0, "hurt")[0] < SOON_S / 2
+    finally:
+        run.end()
+
+
 def test_the_harness_finds_the_sentinels_that_it_is_to_hurt(tmp_path: Path, zygote: Zygote) -> None:
     """Otherwise 4 of its 10 faults would do nothing, and these tests would pass."""
     run = Run(tmp_path, event("nothing"), zygote)

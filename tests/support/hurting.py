@@ -47,7 +47,13 @@ FAULTS = (
 )
 ENDING = ("kill", "kill both", "raise", "exit")
 HARMLESS = ("stop", "kill the sentinel", "stop the sentinel")
-OWN_FAULTS = ("exit in flight", "fork", "freeze while ranks agree")
+OWN_FAULTS = (
+    "exit in flight",
+    "exit while planning",
+    "exit while ranks agree",
+    "fork",
+    "freeze while ranks agree",
+)
 LATE_S = 0.5
 KNOBS: dict[str, dict[str, Any]] = {
     "auto": {},
@@ -495,6 +501,8 @@ class Rank:
             self._freeze_in_agreement()
         self._note("entering", "")
         bytelane.prepare(net, opt, timeout_s=TIMEOUT_S, **KNOBS[event.knobs])
+        if event.fault.startswith("exit while") and is_victim:
+            self._exit_where(event.fault)
         for step in range(STEPS):
             # In the middle the victim does something of its own, while the others are late: then
             # operations are in flight, and updates are owed.
@@ -514,6 +522,21 @@ class Rank:
                 self._note("child", child)
             time.sleep(PAUSE_S)
         net.state_dict()
+
+    def _exit_where(self, fault: str) -> None:
+        """End this rank's script as soon as it plans, or waits for the others to agree."""
+        from bytelane.runtime.torch.carrier import GlooCarrier
+        from bytelane.runtime.torch.control import GlooControl
+
+        def leave(*_: Any) -> None:
+            self._note("hurt", "")
+            sys.exit(3)
+
+        owner, name = {
+            "exit while planning": (GlooCarrier, "fit"),
+            "exit while ranks agree": (GlooControl, "_wait_for"),
+        }[fault]
+        setattr(owner, name, leave)
 
     def _freeze_in_agreement(self) -> None:
         """Stop this rank and its sentinel after all have met, and before a session exists."""

@@ -6,6 +6,8 @@ from bytelane.runtime.sync.protocols import KnowsPeers
 # A transfer to a dead rank fails before its sentinel has reported the death; or, if the sentinel
 # has died too, before the other sentinels have noticed.
 VERDICT_S = 8.0
+# A rank that has left in order explains a failed transfer, unless another's loss becomes known.
+_LEFT_S = 1.0
 
 
 def name_failure(error: Exception, peers: KnowsPeers) -> Exception:
@@ -16,10 +18,11 @@ def name_failure(error: Exception, peers: KnowsPeers) -> Exception:
     """
     if isinstance(error, ServerLost):
         return error
-    if (loss := peers.loss(VERDICT_S)) is not None:
-        return loss
-    if left := peers.left():
-        return PeerLost(f"rank {left[0]} has left while a transfer was under way", left[0])
+    for wait_s in (_LEFT_S, VERDICT_S - _LEFT_S):
+        if (loss := peers.loss(wait_s)) is not None:
+            return loss
+        if left := peers.left():
+            return PeerLost(f"rank {left[0]} has left while a transfer was under way", left[0])
     return TransferFailed(f"a transfer between ranks failed: {error}")
 
 

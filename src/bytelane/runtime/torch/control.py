@@ -81,10 +81,10 @@ class GlooControl:
     def _finish(self, launch: Callable[[], dist.Work]) -> None:
         if self._refusal is not None:
             raise self._refusal
-        self._peers.count()
         over = threading.Event()
         # Nothing may stay in flight after an error: gloo would wait for it at exit, too.
         with self._groups.breaking():
+            self._peers.count()
             try:
                 future = launch().get_future()
                 future.add_done_callback(lambda _: over.set())

@@ -61,11 +61,15 @@ class Groups:
 
     @contextmanager
     def breaking(self) -> Iterator[None]:
-        """On an error, break all groups, so that no thread waits for the others any longer."""
+        """On an error, break all groups, so that no thread waits for the others any longer.
+
+        The others are told: to them, a rank that leaves now has done its part of all operations.
+        """
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self.break_all()
+            self.peers.give_up(error)
             raise
 
     def break_all(self) -> None:

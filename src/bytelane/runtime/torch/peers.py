@@ -106,6 +106,16 @@ class Peers:
         self._has_failed = True
         self._watcher.report_failure(message)
 
+    def give_up(self, error: BaseException) -> None:
+        """Tell the others why this rank does not take part any more, unless they know already."""
+        self._has_failed = True
+        if isinstance(error, PeerError):
+            self._watcher.give_up(error)
+        elif isinstance(error, TrainingError):
+            self._watcher.report_failure(str(error))
+        else:
+            self._watcher.report_failure(f"{type(error).__name__}: {error}")
+
     @property
     def is_usable(self) -> bool:
         """Tell whether all these ranks can still train together."""
@@ -204,8 +214,8 @@ class Peers:
             return call.result()
         except (RuntimeError, TransferFailed) as error:
             raise self._named(error) from error
-        except TrainingError as error:
-            self._give_up(error)
+        except BaseException as error:
+            self.give_up(error)
             raise
         finally:
             over.set()
@@ -228,15 +238,8 @@ class Peers:
             if named is None and rank is not None:
                 named = self._watcher.loss(_REASON_S) or _ended(rank)
         named = named or TransferFailed(f"ranks cannot meet: {error}")
-        self._give_up(named)
+        self.give_up(named)
         return named
-
-    def _give_up(self, error: TrainingError) -> None:
-        self._has_failed = True
-        if isinstance(error, PeerError):
-            self._watcher.give_up(error)
-        else:
-            self._watcher.report_failure(str(error))
 
     def _say_for_whom(self, waited_s: float) -> None:
         absent = sorted(self._absent)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from bytelane.cluster import Cluster, Link
 from bytelane.core import Observation, Plan, Planner, Wish
+from bytelane.errors import TrainingError
 from bytelane.job import Job, Tensor
 from bytelane.runtime.torch import agreement
 from bytelane.runtime.torch.carrier import Carrier
@@ -129,16 +130,26 @@ class Planning:
         if self._probe is not None and needs_network:
             self._cluster = Cluster.star(self._control.size, self._probe())
         self._hand_over(can_plan_for_network=needs_network)
-        plan = None
         self._version += 1
-        try:
-            if self._control.rank == 0:
-                made = self._planners[-1].plan(self.job, self._cluster, self._version)
-                plan = self._carrier.fit(made, trained)
-        finally:  # also if planning failed: the other ranks must not wait for ever
-            agreed = agreement.share_plan(plan, self._control)
+        agreed = agreement.share_plan(self._make_plan(trained), self._control)
         self._planned_s += time.perf_counter() - began
         return agreed
+
+    def _make_plan(self, trained: TrainedParameters) -> Plan | None:
+        """Return rank 0's plan on rank 0; if it cannot be made, the other ranks raise, too."""
+        if self._control.rank != 0:
+            return None
+        assert self.job is not None
+        try:
+            made = self._planners[-1].plan(self.job, self._cluster, self._version)
+            return self._carrier.fit(made, trained)
+        except BaseException as reason:
+            try:
+                agreement.share_plan(None, self._control)
+            except TrainingError as refusal:
+                if isinstance(reason, Exception):  # Ctrl-C and sys.exit stay what they are
+                    raise refusal from reason
+            raise
 
     def _hand_over(self, *, can_plan_for_network: bool) -> None:
         """Give control to the proposed planner, or ask again for the network that it needs."""

@@ -60,11 +60,14 @@ class ServerControl:
     def _say(self, mine: bytes) -> list[bytes]:
         if self._refusal is not None:
             raise self._refusal
-        self._peers.count()
         try:
+            self._peers.count()
             said = self._exchanges.exchange(mine, waiting=self._look_at_peers())
         except TransferFailed as error:
             raise name_failure(error, self._peers) from error
+        except BaseException as error:  # Ctrl-C: to the others, this rank has done its part
+            self._peers.give_up(error)
+            raise
         self._peers.count_finished()
         return said
 
