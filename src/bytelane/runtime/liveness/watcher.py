@@ -116,10 +116,12 @@ class Watcher:
             self._changed.wait_for(lambda: self._loss or self._is_over, wait_s)
             return self._loss
 
-    def left(self) -> list[int]:
-        """Return the peers that have ended in order."""
-        others = (rank for rank in range(self._world) if rank != self._rank)
-        return [rank for rank in others if self._board.read(rank).kind is Kind.LEFT]
+    def left(self, for_s: float = 0.0) -> list[int]:
+        """Return the peers that have ended in order, at least so long ago."""
+        now_s = time.monotonic()
+        rows = {r: self._board.read(r) for r in range(self._world) if r != self._rank}
+        ended = {rank: row for rank, row in rows.items() if row.kind is Kind.LEFT}
+        return [rank for rank, row in ended.items() if (row.silent_s(now_s) or 0.0) >= for_s]
 
     def behind(self) -> list[PeerStatus]:
         """Return the peers that have launched least, if less than this rank, and the silent ones.

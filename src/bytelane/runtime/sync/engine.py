@@ -21,13 +21,15 @@ from bytelane.errors import (
     TransferTimeout,
 )
 from bytelane.runtime.sync.operations import Operations
-from bytelane.runtime.sync.peers import UnknownPeers
+from bytelane.runtime.sync.peers import UnknownPeers, loss_while_waiting
 from bytelane.runtime.sync.protocols import KnowsPeers, Message, Transfer, Transport
 
 Clock = Callable[[], float]
 
 # After each such wait a line says which ranks are awaited.
 PATIENCE_S = 5.0
+# How often a rank that waits for a transfer looks at its peers.
+LOOK_S = 1.25
 
 
 class Decider(Protocol):
@@ -159,11 +161,14 @@ class Engine:
         waited_s = 0.0
         self._waiting.append(over)
         try:
-            while not self._changed.wait_for(over, min(PATIENCE_S, self._timeout_s - waited_s)):
-                waited_s += PATIENCE_S
+            while not self._changed.wait_for(over, min(LOOK_S, self._timeout_s - waited_s)):
+                waited_s += LOOK_S
                 if waited_s >= self._timeout_s:
                     return False
-                self._peers.still_waiting(waited_s)
+                if loss := loss_while_waiting(self._peers):
+                    self.fail(loss)
+                elif waited_s % PATIENCE_S == 0:
+                    self._peers.still_waiting(waited_s)
         except BaseException:  # Ctrl-C: exit handlers must not wait again
             self.fail(TransferFailed("waiting for other ranks was interrupted"))
             raise

@@ -8,6 +8,8 @@ from bytelane.runtime.sync.protocols import KnowsPeers
 VERDICT_S = 8.0
 # A rank that has left in order explains a failed transfer, unless another's loss becomes known.
 _LEFT_S = 1.0
+# What a rank had sent before it left arrives within this time, from the buffers of its host.
+_IN_BUFFERS_S = 5.0
 
 
 def name_failure(error: Exception, peers: KnowsPeers) -> Exception:
@@ -22,8 +24,23 @@ def name_failure(error: Exception, peers: KnowsPeers) -> Exception:
         if (loss := peers.loss(wait_s)) is not None:
             return loss
         if left := peers.left():
-            return PeerLost(f"rank {left[0]} has left while a transfer was under way", left[0])
+            return _has_left(left[0])
     return TransferFailed(f"a transfer between ranks failed: {error}")
+
+
+def loss_while_waiting(peers: KnowsPeers) -> PeerError | None:
+    """Return the lost rank that this wait is in vain for.
+
+    Gloo sometimes misses that a peer has closed its connections, and then waits for 30 min.
+    """
+    if (loss := peers.loss()) is not None:
+        return loss
+    left = peers.left(_IN_BUFFERS_S)
+    return _has_left(left[0]) if left else None
+
+
+def _has_left(rank: int) -> PeerLost:
+    return PeerLost(f"rank {rank} has left while a transfer was under way", rank)
 
 
 class UnknownPeers:
@@ -36,7 +53,7 @@ class UnknownPeers:
     def loss(self, wait_s: float = 0.0) -> PeerError | None:
         return None
 
-    def left(self) -> list[int]:
+    def left(self, for_s: float = 0.0) -> list[int]:
         return []
 
     def still_waiting(self, waited_s: float) -> None: ...

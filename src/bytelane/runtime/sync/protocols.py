@@ -156,8 +156,8 @@ class KnowsPeers(Protocol):
     def loss(self, wait_s: float = 0.0) -> PeerError | None:
         """Return the lost rank as an error, if a loss is known within this time."""
 
-    def left(self) -> list[int]:
-        """Return the ranks that have ended in order."""
+    def left(self, for_s: float = 0.0) -> list[int]:
+        """Return the ranks that have ended in order, at least so long ago."""
 
     def still_waiting(self, waited_s: float) -> None:
         """Print which ranks are awaited."""

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from bytelane.errors import TrainingError, TransferTimeout
 from bytelane.runtime.sync.engine import PATIENCE_S
-from bytelane.runtime.sync.peers import name_failure
+from bytelane.runtime.sync.peers import loss_while_waiting, name_failure
 from bytelane.runtime.torch.groups import Groups
 
 # How often a rank that waits for an agreement asks whether a peer is lost.
@@ -99,7 +99,7 @@ class GlooControl:
         while not over.wait(min(_STEP_S, self._timeout_s - waited_s)):
             waited_s += _STEP_S
             # A frozen rank keeps its connections, and prepare() has no session yet to break them.
-            if loss := self._peers.loss():
+            if loss := loss_while_waiting(self._peers):
                 raise loss
             if waited_s >= self._timeout_s:
                 raise TransferTimeout(

@@ -1,6 +1,7 @@
 """Process groups of Bytelane's own, whose collectives never match one of the user's."""
 
 import atexit
+import ctypes
 import functools
 import sys
 import threading
@@ -36,6 +37,7 @@ class Groups:
         self._timeout_s = timeout_s
         self._page = peers.page
         self._sockets = Sockets()
+        self._opened: list[dist.ProcessGroup] = []
         self._lanes: list[dist.ProcessGroup] = []
         rest_at_exit()
         self.agreeing = self._open("agreeing")
@@ -57,7 +59,8 @@ class Groups:
     def _open(self, name: str) -> dist.ProcessGroup:
         _close_what_is_free()
         with self.breaking(), self._sockets.collecting():
-            return self.peers.open_group(f"{self._page}/{name}", self._timeout_s)
+            self._opened.append(self.peers.open_group(f"{self._page}/{name}", self._timeout_s))
+        return self._opened[-1]
 
     @contextmanager
     def breaking(self) -> Iterator[None]:
@@ -75,10 +78,17 @@ class Groups:
     def break_all(self) -> None:
         """Make all operations in flight fail at once; callable from any thread."""
         self._sockets.break_all()
+        for group in self._opened:
+            _never_destroy(group)
 
     def drop(self) -> None:
         """Stop using the groups, but keep them while other ranks may need operations in flight."""
-        _dropped.extend([*self._lanes, self.agreeing])
+        _dropped.extend(self._opened)
+
+
+def _never_destroy(group: dist.ProcessGroup) -> None:
+    """Leak a broken group: if gloo missed that a peer has left, its destructor waits for ever."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _close_what_is_free() -> None:

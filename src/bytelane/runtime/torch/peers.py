@@ -30,7 +30,7 @@ from bytelane.runtime.liveness.peer_status import waiting_line, who_is_behind
 from bytelane.runtime.liveness.rank_names import name_ranks
 from bytelane.runtime.liveness.watcher import Watcher
 from bytelane.runtime.sync.engine import PATIENCE_S
-from bytelane.runtime.sync.peers import VERDICT_S
+from bytelane.runtime.sync.peers import VERDICT_S, loss_while_waiting
 from bytelane.runtime.torch.background_call import BackgroundCall
 from bytelane.runtime.torch.rendezvous import Links, Rendezvous
 from bytelane.terminal import announce
@@ -86,9 +86,9 @@ class Peers:
         """Return the lost rank as an error, if a loss is known within this time."""
         return self._watcher.loss(wait_s)
 
-    def left(self) -> list[int]:
-        """Return the ranks that have ended in order."""
-        return self._watcher.left()
+    def left(self, for_s: float = 0.0) -> list[int]:
+        """Return the ranks that have ended in order, at least so long ago."""
+        return self._watcher.left(for_s)
 
     def still_waiting(self, waited_s: float) -> None:
         """Print which ranks are awaited, at doubling intervals, on one of the ranks that wait."""
@@ -221,7 +221,8 @@ class Peers:
             over.set()
 
     def _raise_loss(self, waited_s: float) -> None:
-        loss = self._watcher.loss()
+        # While ranks meet, one that has left may be about to come anew.
+        loss = self.loss() if self._absent else loss_while_waiting(self)
         # A rank that has failed may call prepare() again: then all begin anew.
         if loss and not (isinstance(loss, PeerFailed) and self._absent and not self.is_new):
             raise loss

@@ -10,7 +10,7 @@ from bytelane.runtime.ps.control import PsControl
 from bytelane.runtime.ps.exchanges import most_said_bytes
 from bytelane.runtime.sync import KnowsPeers
 from bytelane.runtime.sync.engine import PATIENCE_S
-from bytelane.runtime.sync.peers import name_failure
+from bytelane.runtime.sync.peers import loss_while_waiting, name_failure
 
 # Of one exchange: a server keeps what all ranks say until the last of them has spoken.
 MOST_BYTES = 2**23
@@ -66,7 +66,7 @@ class ServerControl:
         except TransferFailed as error:
             raise name_failure(error, self._peers) from error
         except BaseException as error:  # Ctrl-C: to the others, this rank has done its part
-            self._peers.give_up(error)
+            self._peers.report_failure(f"{type(error).__name__}: {error}")
             raise
         self._peers.count_finished()
         return said
@@ -76,7 +76,7 @@ class ServerControl:
 
         def look(waited_s: float) -> None:
             nonlocal told_s
-            if loss := self._peers.loss():
+            if loss := loss_while_waiting(self._peers):
                 raise loss
             if waited_s >= told_s:
                 told_s += PATIENCE_S
