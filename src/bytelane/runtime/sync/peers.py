@@ -20,8 +20,8 @@ def name_failure(error: Exception, peers: KnowsPeers) -> Exception:
     """
     if isinstance(error, ServerLost):
         return error
-    for wait_s in (_LEFT_S, VERDICT_S - _LEFT_S):
-        if (loss := peers.loss(wait_s)) is not None:
+    for _ in range(round(VERDICT_S / _LEFT_S)):
+        if (loss := peers.loss(_LEFT_S)) is not None:
             return loss
         if left := peers.left():
             return _has_left(left[0])
