@@ -6,11 +6,21 @@ from pathlib import Path
 from typing import Any
 
 CASES = Path(__file__).parents[2] / "tests" / "support" / "cases"
-THEMES = ("loops", "optimizers", "models", "precision", "lifecycle", "compiling", "refusals")
+THEMES = (
+    "loops",
+    "optimizers",
+    "models",
+    "precision",
+    "lifecycle",
+    "compiling",
+    "sparse",
+    "refusals",
+)
 OUTCOMES = {
     "exact": "the same weights",
     "barrier": "the same weights; waits for all",
     "rounded": "the same weights up to rounding",
+    "servers": 'the same weights with `sync="ps"`; refused otherwise',
     "refused": "refused",
 }
 

@@ -16,7 +16,8 @@ from cases.trial import complaints, refusal, report, train
 from random_models import how_to_repeat, judge
 from ranks import Pool, RankFailed
 
-REFUSED = [(title, way) for title, way in variants(2) if CASES[title].outcome == "refused"]
+NOT_TRAINED = ("refused", "servers")
+REFUSED = [(title, way) for title, way in variants(2) if CASES[title].outcome in NOT_TRAINED]
 TRAINED = [found for found in variants(2) if found not in REFUSED]
 
 

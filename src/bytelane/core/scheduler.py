@@ -65,6 +65,16 @@ class Scheduler:
         self._ready = [False] * len(self._ready)
         self.events.clear()
 
+    def resize(self, operation: int, size: int) -> None:
+        """Let an operation have this many bytes from now on, if it is not ready yet."""
+        if not 0 <= operation < self._arrays.size.size:
+            raise IllegalEvent(f"there is no operation {operation}")
+        if self._state.status[operation] != kernel.WAITING:
+            raise IllegalEvent(f"operation {operation} was ready already, its size cannot change")
+        if self._state.claim[operation] == self._state.size[operation]:
+            self._arrays.claim[operation] = size  # unless it claims the whole window
+        self._arrays.size[operation] = size
+
     def notify_ready(self, tensor: int, now: float) -> list[Start]:
         """Record that a gradient is complete; return the operations to launch."""
         return self.notify_all_ready((tensor,), now)

@@ -1,6 +1,6 @@
 """Every way of training that a user meets, run by DDP and by us."""
 
-from cases import optimizers, loops, models, precision, lifecycle, refusals, compiling  # isort: skip
+from cases import optimizers, loops, models, precision, lifecycle, refusals, compiling, sparse  # isort: skip
 from cases.registry import CASES, variants
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "optimizers",
     "precision",
     "refusals",
+    "sparse",
     "variants",
 ]

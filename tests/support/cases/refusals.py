@@ -16,17 +16,6 @@ def refused(arm: Arm, model: nn.Module) -> Values:
 
 
 @case(
-    "sparse gradients",
-    "refused",
-    why="Build the embedding with `sparse=False`.",
-    says="build it with sparse=False",
-    worlds=(2,),
-)
-def sparse(arm: Arm) -> Values:
-    return refused(arm, nn.Sequential(nn.Linear(3, 3), nn.EmbeddingBag(4, 4, sparse=True)))
-
-
-@case(
     "lazy parameters",
     "refused",
     why="Run one batch through the model first.",

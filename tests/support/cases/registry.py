@@ -11,8 +11,9 @@ from typing import Any, Literal
 from cases.arms import Arm
 from cases.compare import Values
 
-Outcome = Literal["exact", "barrier", "rounded", "refused"]
-"""Same weights as DDP; the same, but an iteration waits for all; up to rounding; a sentence."""
+Outcome = Literal["exact", "barrier", "rounded", "servers", "refused"]
+"""Same weights as DDP; the same, but an iteration waits for all; up to rounding; the same with
+parameter servers, and a sentence with all-reduce; a sentence."""
 
 Run = Callable[..., Values]
 

@@ -11,7 +11,7 @@ the server decides in which order sums leave it.
     push 2 is taken ─▶ ServerDecisions ─▶ Scheduler of server 1 ─▶ pull 2
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -43,11 +43,24 @@ class _Server(NamedTuple):
 class ServerDecisions:
     """A worker's pushes and pulls in one round, by the policy; satisfies the engine's Decider."""
 
-    def __init__(self, policy: Policy, job: Job, slices: Slices) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        job: Job,
+        slices: Slices,
+        table_bytes: Callable[[int], int] | None = None,
+    ) -> None:
+        """``table_bytes``: slice of a table -> how much of it this worker pushes in this round."""
         if [stage.collective for stage in policy.stages] != ["push", "pull"]:
             raise InputError(f"policy {policy.name} is not made for servers: it does not push")
         self.events: list[Event] = []
         self._slices = slices
+        self._table_bytes = table_bytes
+        self._tables: dict[int, list[int]] = {}
+        """Tensor of which only touched rows travel -> its slices."""
+        for number, one in enumerate(slices.all):
+            if one.rows:
+                self._tables.setdefault(one.parts[0].tensor, []).append(number)
         self._tensors = [one.tensors for one in slices.all]
         self._carriers = [0] * len(job.tensors)
         for tensors in self._tensors:
@@ -83,6 +96,7 @@ class ServerDecisions:
             if len(self._ready) < len(self._carriers):
                 return []
             tensors = tuple(self._ready)
+        self._resize_tables(tensors)
         starts = []
         for server in self._servers.values():
             if parts := [part for tensor in tensors for part in server.parts_of[tensor]]:
@@ -114,6 +128,13 @@ class ServerDecisions:
     def is_synchronised(self, tensor: int) -> bool:
         """Tell whether every slice of the tensor was pulled."""
         return self._missing[tensor] == 0
+
+    def _resize_tables(self, tensors: Iterable[int]) -> None:
+        """Let the pushes of touched rows claim what they have in this round."""
+        if self._table_bytes is not None and self._tables:
+            for number in (n for tensor in tensors for n in self._tables.get(tensor, ())):
+                place, own = self._slices.place(number)
+                self._servers[place].scheduler.resize(own, self._table_bytes(number))
 
     def _allowed(self, starts: list[Start]) -> list[Start]:
         """Hold pulls back until all servers have taken all pushes, if the policy says so."""

@@ -21,6 +21,8 @@ PROTOCOL = 1
 MOST_HEADER_BYTES = 64 * 1024
 MOST_PAYLOAD_BYTES = 64 * 1024 * 1024
 """Of a push, a sum or an exchange: a larger slice must be cut."""
+INDEX_BYTES = 8
+"""Of a row of a table, where only touched rows travel: an int64."""
 MOST_TABLE_BYTES = 8 * 1024 * 1024
 MOST_OPERATIONS = 2**18
 MOST_PARTS = 60_000
@@ -182,6 +184,13 @@ class Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=F
     """Place in the order of pulls: 0 is the most urgent; equal places go by operation number."""
     parts: Annotated[int, Meta(ge=1, le=MOST_PARTS)] = 1
     """How many tensors, or parts of them, it carries: the number of its used flags."""
+    rows: Annotated[int, Meta(ge=0, le=MOST_PAYLOAD_BYTES)] = 0
+    """Rows of a table of which only touched ones travel, ``bytes`` is all of them; 0: dense."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row of a table."""
+        return self.bytes // self.rows
 
 
 class Message(NamedTuple):
@@ -246,7 +255,15 @@ def decode_table(payload: Buffer) -> tuple[Row, ...] | Malformed:
         return Malformed("the table cannot be read")
     if any(row.bytes % ELEMENT_BYTES[row.kind] for row in rows):
         return Malformed("an operation is not a whole number of elements")
+    if not all(map(_is_table, (row for row in rows if row.rows))):
+        return Malformed("a table is not a whole number of rows, or is too large")
     return rows
+
+
+def _is_table(row: Row) -> bool:
+    is_whole = row.bytes % (row.rows * ELEMENT_BYTES[row.kind]) == 0
+    fits = row.bytes + row.rows * INDEX_BYTES <= MOST_PAYLOAD_BYTES
+    return is_whole and fits and row.parts == 1
 
 
 def encode_heard(said: Sequence[Buffer]) -> bytes:

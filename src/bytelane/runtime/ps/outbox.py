@@ -25,6 +25,11 @@ class Send(NamedTuple):
     operation: int
 
 
+class _Sum(NamedTuple):
+    operation: int
+    size: int | None
+
+
 class Outbox:
     """Queues of summed operations, one per worker, in the order of pulls."""
 
@@ -43,8 +48,10 @@ class Outbox:
         self._queues = [_Queue(worker, plan, order) for worker in range(workers)]
         self._straggler_first = straggler_first
 
-    def summed(self, number: int, operation: int, pushed_bytes: Sequence[int]) -> list[Send]:
-        """Queue a sum for every worker; return what to send now.
+    def summed(
+        self, number: int, operation: int, pushed_bytes: Sequence[int], size: int | None = None
+    ) -> list[Send]:
+        """Queue a sum, of this size if that is not its row's; return what to send now.
 
         With ``straggler_first`` the worker that has pushed least goes first (CEFS): its next round
         begins last.
@@ -52,7 +59,8 @@ class Outbox:
         workers: Sequence[int] = range(len(self._queues))
         if self._straggler_first:
             workers = sorted(workers, key=pushed_bytes.__getitem__)
-        return [send for worker in workers for send in self._queues[worker].add(number, operation)]
+        sum_ = _Sum(operation, size)
+        return [send for worker in workers for send in self._queues[worker].add(number, sum_)]
 
     def acknowledged(self, worker: int, number: int, operation: int) -> list[Send] | Misplaced:
         """Return credit; return what to send now."""
@@ -74,15 +82,15 @@ class _Queue:
         self._round: int | None = None
         self._under_way: set[int] = set()
         self._missing = len(order)
-        self._later: dict[int, list[int]] = {}
+        self._later: dict[int, list[_Sum]] = {}
 
-    def add(self, number: int, operation: int) -> list[Send]:
+    def add(self, number: int, one: _Sum) -> list[Send]:
         if self._round is None:
             self._round = number
         if number != self._round:
-            self._later.setdefault(number, []).append(operation)
+            self._later.setdefault(number, []).append(one)
             return []
-        return self._started(self.scheduler.notify_ready(operation, 0.0))
+        return self._ready([one])
 
     def finish(self, number: int, operation: int) -> list[Send] | Misplaced:
         if number != self._round or operation not in self._under_way:
@@ -98,7 +106,13 @@ class _Queue:
         self._round = min(self._later, default=None)
         if self._round is None:
             return []
-        ready = self._later.pop(self._round)
+        return self._ready(self._later.pop(self._round))
+
+    def _ready(self, sums: Sequence[_Sum]) -> list[Send]:
+        for operation, size in sums:
+            if size is not None:  # only touched rows, another number in every round
+                self.scheduler.resize(self._place[operation], size)
+        ready = [one.operation for one in sums]
         return self._started(self.scheduler.notify_all_ready(ready, 0.0))
 
     def _started(self, starts: Sequence[Start]) -> list[Send]:

@@ -14,6 +14,8 @@ Ranks differ by at most one round: a rank pushes for the next round only after i
 sum of this one. Three rounds are open at most: one that a rank is behind in, the next, which others
 have begun, and the one before, of which acknowledgements of the slow rank are still on their way.
 Whatever does not fit is returned as :class:`Misplaced`, and nothing happens.
+
+Of a table only touched rows are pushed; see :mod:`bytelane.runtime.ps.sparse_rows`.
 """
 
 from collections.abc import Sequence
@@ -23,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bytelane.runtime.ps.frames import Buffer, Row
+from bytelane.runtime.ps.sparse_rows import Touched, decode_rows, encode_rows, merge
 
 MOST_ROUNDS = 3
 _BFLOAT16 = "bfloat16"
@@ -133,8 +136,10 @@ class RoundSums:
         if not (0 <= operation < len(self._rows) and 0 <= rank < self._world):
             return Misplaced("a push of an operation that there is not")
         row = self._rows[operation]
-        if len(payload) != row.bytes or len(used) != row.parts:
+        if len(used) != row.parts or not (row.rows or len(payload) == row.bytes):
             return Misplaced("a push has another size than its operation")
+        if row.rows and decode_rows(payload, row.rows, row.row_bytes) is None:
+            return Misplaced("a push has rows that its table has not, or not in order")
         if number in self._rounds:
             if self._rounds[number].pushed[rank, operation]:
                 return Misplaced("a push came twice")
@@ -146,9 +151,18 @@ class RoundSums:
 
     def _sum(self, number: int, operation: int, pushes: dict[int, _Contribution]) -> Summed:
         ranks = [pushes[rank] for rank in range(self._world)]
-        total = sum_in_order([one.payload for one in ranks], self._rows[operation].kind)
+        total = sum_of(self._rows[operation], [one.payload for one in ranks])
         used = np.bitwise_or.reduce([np.frombuffer(one.used, dtype=np.uint8) for one in ranks])
         return Summed(number, operation, total, used.tobytes(), ranks[0].signal)
+
+
+def sum_of(row: Row, payloads: Sequence[Buffer]) -> memoryview:
+    """Add the contributions of all ranks, which must be well-formed, in rank order."""
+    if not row.rows:
+        return sum_in_order(payloads, row.kind)
+    found = [decode_rows(payload, row.rows, row.row_bytes) for payload in payloads]
+    touched: list[Touched] = [one for one in found if one is not None]
+    return encode_rows(merge(touched, row.kind, sum_in_order))
 
 
 def sum_in_order(payloads: Sequence[Buffer], kind: str) -> memoryview:

@@ -150,8 +150,10 @@ class Server:
         taken = Taken(header.layout, header.round, header.operation)
         self._send("up", member.name, taken)
         if isinstance(result, Summed):
-            behind = live.sums.pushed_bytes
-            self._send_sums(live, live.outbox.summed(result.round, result.operation, behind))
+            behind, row = live.sums.pushed_bytes, live.rows[result.operation]
+            size = len(result.payload) if row.rows else None
+            sends = live.outbox.summed(result.round, result.operation, behind, size)
+            self._send_sums(live, sends)
         return None
 
     def _say(self, member: Member, header: Say, payload: memoryview) -> Misplaced | None:

@@ -1,8 +1,9 @@
 """Cut what a policy sends in one go into slices: one server, one element type, one message."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 
 import msgspec
 
@@ -19,11 +20,15 @@ from bytelane.errors import InputError
 from bytelane.job import Job
 from bytelane.runtime.ps.frames import MOST_PARTS, MOST_PAYLOAD_BYTES
 from bytelane.runtime.ps.shards import CHUNK_BYTES, Shards
+from bytelane.runtime.ps.sparse_rows import EXPECTED_BYTES, cut_table
 from bytelane.runtime.sync import Operations
 
 # Below the limit of a payload, because encryption adds to it; a multiple of every element's size.
 MOST_BYTES = MOST_PAYLOAD_BYTES - CHUNK_BYTES
 Parts = tuple[SubTask, ...]
+Tables = Mapping[int, int]
+"""Tensor of which only touched rows travel -> bytes of a row."""
+NO_TABLES: Tables = MappingProxyType({})
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -35,10 +40,22 @@ class Slice(msgspec.Struct, frozen=True):
     parts: Parts
     kind: str
     """Of its elements: they are summed together."""
+    rows: int = 0
+    """How many rows of a table it covers, of which only touched ones travel; 0: dense."""
 
     @property
     def bytes(self) -> int:
         return sum(part.bytes for part in self.parts)
+
+    @property
+    def first_row(self) -> int:
+        """Where in its table it begins."""
+        return self.parts[0].start // self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row of its table."""
+        return self.bytes // self.rows
 
     @property
     def tensors(self) -> set[int]:
@@ -60,10 +77,28 @@ class Slices:
         """Where the slices of each server begin."""
 
     @classmethod
-    def of(cls, policy: Policy, job: Job, shards: Shards, elements: Sequence[Element]) -> "Slices":
-        """Slice what a policy sends together."""
+    def of(
+        cls,
+        policy: Policy,
+        job: Job,
+        shards: Shards,
+        elements: Sequence[Element],
+        tables: Tables = NO_TABLES,
+    ) -> "Slices":
+        """Slice what a policy sends together; ranges of a table are slices of their own."""
         sizes = [tensor.bytes for tensor in job.tensors]
-        return cls.of_operations(policy.cut(job).sub_tasks(), sizes, shards, elements)
+        operations = policy.cut(job).sub_tasks()
+        dense = [tuple(p for p in parts if p.tensor not in tables) for parts in operations]
+        slices = cls.of_operations(dense, sizes, shards, elements).all
+        numbers = {p.tensor: k for k, parts in reversed([*enumerate(operations)]) for p in parts}
+        ranges = [
+            one
+            for tensor, row_bytes in tables.items()
+            for one in _of_table(
+                numbers[tensor], tensor, sizes[tensor], row_bytes, shards, elements[tensor]
+            )
+        ]
+        return cls([*slices, *ranges], sizes, shards.servers)
 
     @classmethod
     def of_operations(
@@ -146,6 +181,15 @@ class Slices:
             version,
             (PlannedStage("push"), PlannedStage("pull")),
         )
+
+
+def _of_table(
+    number: int, tensor: int, size: int, row_bytes: int, shards: Shards, element: Element
+) -> Iterator[Slice]:
+    for place, (start, stop) in enumerate(cut_table(size, row_bytes, MOST_BYTES)):
+        server = shards.owner(tensor, place * EXPECTED_BYTES)
+        rows = (stop - start) // row_bytes
+        yield Slice(number, server, (SubTask(tensor, start, stop),), element.kind, rows)
 
 
 def _no_larger_than(most_bytes: int, parts: Sequence[SubTask]) -> Iterator[Parts]:

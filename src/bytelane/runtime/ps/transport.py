@@ -15,7 +15,8 @@ import numpy.typing as npt
 from bytelane.errors import TrainingError, TransferFailed
 from bytelane.runtime.ps.connections import Connections
 from bytelane.runtime.ps.frames import Got, Layout, Push, Row, Sum, Taken, encode_table
-from bytelane.runtime.ps.slices import Slices
+from bytelane.runtime.ps.slices import Slice, Slices
+from bytelane.runtime.ps.sparse_rows import RowSparse, decode_rows
 from bytelane.runtime.sync import Contribution, Done, Message
 
 Bytes = npt.NDArray[np.uint8]
@@ -70,6 +71,7 @@ class PsTransport:
         self._lock = threading.Lock()
         """Never held while ``done`` is called: that takes the engine's lock."""
         self._held: dict[int, Bytes] = {}
+        self._tables: dict[int, RowSparse] = {}
         self._used: dict[int, bool] = {}
         self._used_by_any: set[int] = set()
         self._pending: dict[int, _Pending] = {}
@@ -93,9 +95,15 @@ class PsTransport:
 
     def take(self, contributions: Sequence[Contribution]) -> None:
         """Keep these contributions, each divided by the number of workers."""
-        if self._connections.member.world > 1:
-            self._scale([one.value for one in contributions], 1 / self._connections.member.world)
+        world = self._connections.member.world
+        dense = [one for one in contributions if not isinstance(one.value, RowSparse)]
+        if world > 1 and dense:
+            self._scale([one.value for one in dense], 1 / world)
         for tensor, value, used in contributions:
+            if isinstance(value, RowSparse):
+                value.divide(world)
+                self._tables[tensor], self._used[tensor] = value, used
+                continue
             held = self._as_bytes(value)
             if held.size != self._slices.tensor_bytes[tensor]:
                 raise TransferFailed(
@@ -127,7 +135,13 @@ class PsTransport:
 
     def forget(self, tensor: int) -> None:
         """Let go of a tensor that has arrived."""
-        del self._held[tensor]
+        if self._tables.pop(tensor, None) is None:
+            del self._held[tensor]
+
+    def table_bytes(self, number: int) -> int:
+        """Return how much of a table's slice this worker pushes in this round."""
+        one = self._slices.all[number]
+        return self._tables[one.parts[0].tensor].bytes_of(one.first_row, one.rows)
 
     def was_used(self, tensor: int) -> bool:
         """Tell whether any worker's backward pass has reached it."""
@@ -141,20 +155,24 @@ class PsTransport:
         for server in range(slices.servers):
             first = slices.first[server]
             rows = [
-                Row(one.kind, one.bytes, places[first + own], len(one.parts))  # type: ignore[arg-type]
-                for own, one in enumerate(slices.of_server(server))
+                _row(one, places[first + own]) for own, one in enumerate(slices.of_server(server))
             ]
             layout = Layout(self._number, slices.digest, credit, served.straggler_first)
             self._connections.send(server, layout, encode_table(rows))
 
     def _push(self, number: int) -> None:
         server, own = self._slices.place(number)
-        parts = self._slices.all[number].parts
-        rows = [self._held[part.tensor][part.start : part.stop] for part in parts]
+        one = self._slices.all[number]
+        parts = one.parts
         used = bytes(self._used[part.tensor] for part in parts)
         header = Push(self._number, self._round, own, used, self._signal)
-        payload = rows[0] if len(rows) == 1 else np.concatenate(rows)
-        self._connections.send(server, header, payload.data)
+        self._connections.send(server, header, self._payload(one))
+
+    def _payload(self, one: Slice) -> memoryview:
+        if one.rows:
+            return self._tables[one.parts[0].tensor].payload(one.first_row, one.rows)
+        rows = [self._held[part.tensor][part.start : part.stop] for part in one.parts]
+        return (rows[0] if len(rows) == 1 else np.concatenate(rows)).data
 
     # --- from the servers: in the I/O thread ---------------------------------------------------
 
@@ -169,7 +187,7 @@ class PsTransport:
             return
         operation = len(self._slices) + number
         one = self._slices.all[number]
-        if len(payload) != one.bytes or len(header.used) != len(one.parts):
+        if not _fits(one, payload) or len(header.used) != len(one.parts):
             name = self._connections.name(server)
             self._connections.fail(TransferFailed(f"{name} has sent a sum of another size"))
             return
@@ -183,15 +201,28 @@ class PsTransport:
         """Write a sum over the contributions, and acknowledge it."""
         number = operation - len(self._slices)
         server, own = self._slices.place(number)
-        summed, begin = np.frombuffer(payload, dtype=np.uint8), 0
-        for part, used in zip(self._slices.all[number].parts, header.used, strict=True):
-            self._held[part.tensor][part.start : part.stop] = summed[begin : begin + part.bytes]
-            begin += part.bytes
+        one = self._slices.all[number]
+        if one.rows:
+            self._put_rows(one, payload)
+        else:
+            self._put(one, payload)
+        for part, used in zip(one.parts, header.used, strict=True):
             if used:
                 self._used_by_any.add(part.tensor)
         self.signalled = max(self.signalled, header.signal)
         self._connections.send(server, Got(header.layout, header.round, own), way="down")
         self._finish(operation)
+
+    def _put(self, one: Slice, payload: memoryview) -> None:
+        summed, begin = np.frombuffer(payload, dtype=np.uint8), 0
+        for part in one.parts:
+            self._held[part.tensor][part.start : part.stop] = summed[begin : begin + part.bytes]
+            begin += part.bytes
+
+    def _put_rows(self, one: Slice, payload: memoryview) -> None:
+        touched = decode_rows(payload, one.rows, one.row_bytes)
+        assert touched is not None  # checked when it arrived
+        self._tables[one.parts[0].tensor].put(one.first_row, touched)
 
     def _operation(self, server: int, header: Taken | Sum) -> int | None:
         """Return the slice that an answer is about; None if it is not of this round."""
@@ -219,6 +250,17 @@ class PsTransport:
             self._pending.clear()
         for one in pending.values():
             one.done(one.message, error)
+
+
+def _row(one: Slice, place: int) -> Row:
+    return Row(one.kind, one.bytes, place, len(one.parts), one.rows)  # type: ignore[arg-type]
+
+
+def _fits(one: Slice, payload: memoryview) -> bool:
+    """Tell whether a sum is one of this slice."""
+    if one.rows:
+        return decode_rows(payload, one.rows, one.row_bytes) is not None
+    return len(payload) == one.bytes
 
 
 def _scale(values: Sequence[Any], factor: float) -> None:

@@ -19,13 +19,14 @@ from bytelane.runtime.torch.access_guard import AccessGuard
 from bytelane.runtime.torch.deferred_step import DeferredSteps
 from bytelane.runtime.torch.parameters import TrainedParameters
 from bytelane.runtime.torch.profiler import Profiler
+from bytelane.runtime.torch.sparse_gradients import SparseGradient, sparse_problem
 from bytelane.runtime.torch.transport import in_memory_order
 
 
 class Loan(NamedTuple):
-    """A gradient that is being summed in place."""
+    """A gradient that is being summed, in place unless it is sparse."""
 
-    gradient: torch.Tensor
+    gradient: torch.Tensor | SparseGradient
     """``p.grad`` itself, or a stand-in if no backward pass here has reached the parameter."""
     before: torch.Tensor | None
     """The former ``p.grad``."""
@@ -82,16 +83,24 @@ class Gradients:
 
     # --- exchange with the synchroniser --------------------------------------------------------
 
-    def lend(self, tensor: int, used: bool) -> torch.Tensor:
+    def lend(self, tensor: int, used: bool) -> torch.Tensor | SparseGradient:
         """Return ``p.grad``, or a stand-in if no backward pass here has reached the parameter."""
         parameter = self.trained.parameters[tensor]
+        if tensor in self.trained.tables:
+            own = self._usable(tensor) if used or parameter.grad is not None else None
+            table = SparseGradient(own, parameter)
+            self._loans[tensor] = Loan(table, parameter.grad)
+            self._guard.watch(tensor, (parameter,))  # a sparse gradient has no memory of its own
+            return table
         gradient = self._usable(tensor) if used else _stand_in(parameter)
         self._loans[tensor] = Loan(gradient, gradient if used else parameter.grad)
         self._guard.watch(tensor, (parameter, gradient))
         return gradient
 
-    def lend_nothing(self, tensor: int) -> torch.Tensor:
+    def lend_nothing(self, tensor: int) -> torch.Tensor | SparseGradient:
         """Return zeros."""
+        if tensor in self.trained.tables:
+            return SparseGradient(None, self.trained.parameters[tensor])
         return torch.zeros_like(self.trained.parameters[tensor])
 
     def give_back(self, tensor: int, used: bool) -> None:
@@ -101,7 +110,10 @@ class Gradients:
         with without_torch_function():
             self._guard.forget(tensor)
             parameter.grad = loan.before
-            if loan.is_stand_in and used:
+            if isinstance(loan.gradient, SparseGradient):
+                if used:
+                    parameter.grad = loan.gradient.mean()
+            elif loan.is_stand_in and used:
                 if loan.before is None:
                     parameter.grad = loan.gradient
                 else:
@@ -141,12 +153,15 @@ class Gradients:
         gradient = parameter.grad
         if gradient is None:
             raise NotSupported(f"a hook has taken the gradient of {name} away before it was sent")
-        if gradient.layout is not torch.strided:
-            raise NotSupported(f"the gradient of {name} is sparse, which is not supported")
+        is_table = tensor in self.trained.tables
+        if problem := sparse_problem(gradient, name, is_table=is_table):
+            raise NotSupported(problem)
         if gradient.dtype != self.trained.dtypes[tensor]:
             raise NotSupported(
                 f"{name} has become {gradient.dtype} since prepare(); change dtypes before it"
             )
+        if is_table:
+            return gradient.detach()
         has_gaps = not gradient.is_contiguous() and in_memory_order(gradient) is None
         if gradient.requires_grad or has_gaps:
             parameter.grad = gradient = gradient.detach().clone(memory_format=torch.preserve_format)

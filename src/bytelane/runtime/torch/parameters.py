@@ -8,6 +8,7 @@ import torch
 from bytelane.foreign.torch import in_functional_call, registered, without_torch_function
 from bytelane.parameter_map import parameters_used_by, using_modules
 from bytelane.runtime.torch.module_hooks import is_compiled
+from bytelane.runtime.torch.sparse_gradients import sparse_tables
 
 
 class TrainedParameters:
@@ -25,6 +26,13 @@ class TrainedParameters:
         self.dtypes = tuple(p.dtype for p in self.parameters)
         self.tensor_bytes = tuple(p.numel() * p.element_size() for p in self.parameters)
         self._number = {id(p): number for number, p in enumerate(self.parameters)}
+        tables = sparse_tables(model)
+        self.tables = {
+            number: p.shape[1] * p.element_size()
+            for number, p in enumerate(self.parameters)
+            if id(p) in tables
+        }
+        """Tensor that gets row-sparse gradients -> bytes of a row."""
         self.used_by = {
             name: tuple(sorted(self.numbers_of(parameters_used_by(module, _runs, is_compiled))))
             for name, module in gated_modules(model)

@@ -85,7 +85,8 @@ def attach(
     with ExitStack() as undo:
         carrier = _open_carrier(peers, settings, shared)
         undo.callback(carrier.leave)
-        problem = first_problem(model, optimizers) or _trained_elsewhere(model)
+        served = settings.servers is not None
+        problem = first_problem(model, optimizers, sparse_rows=served) or _trained_elsewhere(model)
         agreement.refuse_together(problem, carrier.control)
         _agree_on_model(model, optimizers, carrier.control)
         session = Session(model, optimizers, settings, carrier=carrier, say=_say)

@@ -7,7 +7,7 @@ import torch
 # user's subclass may couple parameters.
 _SEPARABLE = (
     *("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "Adafactor", "Muon"),
-    *("Adadelta", "Adamax", "ASGD", "RAdam", "Rprop"),
+    *("Adadelta", "Adamax", "ASGD", "RAdam", "Rprop", "SparseAdam"),
 )
 SEPARABLE_OPTIMIZERS: tuple[type, ...] = tuple(
     getattr(torch.optim, name) for name in _SEPARABLE if hasattr(torch.optim, name)

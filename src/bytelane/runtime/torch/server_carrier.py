@@ -34,7 +34,8 @@ from bytelane.runtime.ps.control import PsControl
 from bytelane.runtime.ps.decisions import ServerDecisions
 from bytelane.runtime.ps.keys import Keys, load_keys
 from bytelane.runtime.ps.shards import Shards
-from bytelane.runtime.ps.slices import Slices
+from bytelane.runtime.ps.slices import MOST_BYTES, Slices
+from bytelane.runtime.ps.sparse_rows import expected_bytes
 from bytelane.runtime.ps.transport import PsTransport, Served
 from bytelane.runtime.sync import Done, Engine, Message, Transport
 from bytelane.runtime.sync.engine import PATIENCE_S
@@ -159,13 +160,13 @@ class ServerCarrier:
 
     def fit(self, plan: Plan, trained: TrainedParameters) -> Plan:
         require_tensors(plan, trained)
-        sliced = self._slices(plan, elements_of(trained)).plan(
+        sliced = self._slices(plan, trained).plan(
             plan.policy, plan.window, barrier=plan.barrier, version=plan.version
         )
         return msgspec.structs.replace(sliced, local=plan.local)
 
     def carry(self, plan: Plan, trained: TrainedParameters) -> Transport:
-        slices = self._slices(plan, elements_of(trained))
+        slices = self._slices(plan, trained)
         pull = _local(plan).policy.stages[1]
         places = [min(pull.priority[t] for t in one.tensors) for one in slices.all]
         numbered = {priority: place for place, priority in enumerate(sorted(set(places)))}
@@ -183,18 +184,20 @@ class ServerCarrier:
     ) -> Engine:
         assert isinstance(transport, _CountedTransport)
         policy, job = _local(plan).policy, _local(plan).job
-        decisions = ServerDecisions(policy, job, transport.slices)
+        decisions = ServerDecisions(policy, job, transport.slices, transport.table_bytes)
         operations = transport.slices.operations(policy, names)
         self._engine = Engine(decisions, operations, transport, **settings)
         return self._engine
 
-    def _slices(self, plan: Plan, elements: Sequence[Element]) -> Slices:
-        local = _local(plan)
+    def _slices(self, plan: Plan, trained: TrainedParameters) -> Slices:
+        local, elements, tables = _local(plan), elements_of(trained), trained.tables
         sizes = [tensor.bytes for tensor in local.job.tensors]
+        for tensor, row_bytes in tables.items():
+            sizes[tensor] = expected_bytes(sizes[tensor], row_bytes, MOST_BYTES)
         assert self._connections is not None
         shards = Shards.spread(sizes, len(self._connections.addresses), SPREAD_BYTES)
         kinds = [Element(kind.removeprefix("torch."), size) for kind, size in elements]
-        return Slices.of(local.policy, local.job, shards, kinds)
+        return Slices.of(local.policy, local.job, shards, kinds, tables)
 
     def measure(self, probe: Callable[[dist.ProcessGroup], Link]) -> NoReturn:
         raise NotSupported("the network is not measured with parameter servers; name a policy")

@@ -185,7 +185,8 @@ class Session:
     def _start_over(self) -> None:
         """Agree on a model whose parameters have changed, and measure it again."""
         self.sync.flush()
-        agreement.refuse_together(model_problem(self._model), self._control)
+        problem = model_problem(self._model, sparse_rows=self._settings.servers is not None)
+        agreement.refuse_together(problem, self._control)
         agreement.require_equal("the model", describe(self._model), self._control)
         agreement.copy_from(0, [*self._model.parameters()], self._control)
         local = [
@@ -311,4 +312,4 @@ class Session:
 
 def _memory_of(parameter: torch.Tensor) -> set[int]:
     both = parameter, parameter.grad
-    return {memory_of(one) for one in both if one is not None}
+    return {memory_of(one) for one in both if one is not None and not one.is_sparse}

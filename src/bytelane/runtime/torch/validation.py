@@ -9,18 +9,27 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bytelane.foreign.torch import can_be_hooked
 from bytelane.runtime.torch.parameters import parameters_of
+from bytelane.runtime.torch.sparse_gradients import sparse_tables
 
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def first_problem(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> str:
-    """Return the first problem that would otherwise be silent, or an empty text."""
-    return next(_problems(model, optimizers), "")
+def first_problem(
+    model: torch.nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    *,
+    sparse_rows: bool = False,
+) -> str:
+    """Return the first problem that would otherwise be silent, or an empty text.
+
+    ``sparse_rows``: whether row-sparse gradients can be summed.
+    """
+    return next(_problems(model, optimizers, sparse_rows), "")
 
 
-def model_problem(model: torch.nn.Module) -> str:
+def model_problem(model: torch.nn.Module, *, sparse_rows: bool = False) -> str:
     """Return the model's first problem that would otherwise be silent, or an empty text."""
-    return next(_model_problems(model), "")
+    return next(_model_problems(model, sparse_rows), "")
 
 
 def argument_problem(model: Any, optimizers: Sequence[Any]) -> str:
@@ -68,9 +77,11 @@ def _name(thing: Any) -> str:
     return type(thing).__name__
 
 
-def _problems(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[str]:
+def _problems(
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], sparse_rows: bool
+) -> Iterator[str]:
     yield from _argument_problems(model, optimizers)
-    yield from _model_problems(model)
+    yield from _model_problems(model, sparse_rows)
     known = {id(p) for p in model.parameters()}
     strangers = [p for o in optimizers for p in parameters_of(o) if id(p) not in known]
     if strangers:
@@ -78,7 +89,7 @@ def _problems(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer
         yield f"the optimizer holds a parameter of shape {shape} that is not in the model"
 
 
-def _model_problems(model: torch.nn.Module) -> Iterator[str]:
+def _model_problems(model: torch.nn.Module, sparse_rows: bool) -> Iterator[str]:
     for path, module in model.named_modules():
         name = path or "the model"
         if isinstance(module, DistributedDataParallel):
@@ -86,10 +97,14 @@ def _model_problems(model: torch.nn.Module) -> Iterator[str]:
             yield f"{name} is wrapped in {wrapper}; give prepare() the model inside it"
         if type(module).__name__ == "FullyShardedDataParallel" or hasattr(module, "reshard"):
             yield f"{name} is sharded by FSDP; give prepare() the plain module"
-        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
-            yield f"{name} has sparse gradients; build it with sparse=False"
         if isinstance(module, torch.jit.ScriptModule):
             yield f"{name} is scripted or traced; give prepare() the plain module"
+    if not sparse_rows:
+        for name in sparse_tables(model).values():
+            yield (
+                f"{name} has sparse gradients, which only parameter servers sum: give prepare() "
+                'sync="ps", or build it with sparse=False'
+            )
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in trained.items():
         lazy: bool = torch.nn.parameter.is_lazy(parameter)
