@@ -18,6 +18,7 @@ from bytelane.errors import (
     PlanMismatch,
     TrainingError,
     TransferFailed,
+    TransferInterrupted,
     TransferTimeout,
 )
 from bytelane.runtime.sync.operations import Operations
@@ -169,8 +170,9 @@ class Engine:
                     self.fail(loss)
                 elif waited_s % PATIENCE_S == 0:
                     self._peers.still_waiting(waited_s)
-        except BaseException:  # Ctrl-C: exit handlers must not wait again
-            self.fail(TransferFailed("waiting for other ranks was interrupted"))
+        except BaseException as error:  # Ctrl-C: exit handlers must not wait again
+            self.fail(TransferInterrupted("waiting for other ranks was interrupted"))
+            self._peers.report_failure(f"{type(error).__name__}: {error}")
             raise
         finally:
             self._waiting.remove(over)
