@@ -52,27 +52,27 @@ def main() -> None:
     chance = random.Random(asked.seed)
     began_s, sent = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as folder:
-        keygen(Path(folder) / "keys")
-        keys = load_keys(Path(folder) / "keys", "worker")
-        with a_server("--keys", str(Path(folder) / "keys")) as server:
-            with workers(server, 2, keys) as team:
-                stranger = RawWorker(server.port, 5, keys=keys)
-                for worker in team:
-                    worker.layout(ROWS)
-                first_kib = 0
-                for number in range(-(-asked.messages // BATCH)):
-                    shout(server.port, chance, BATCH // 2)
-                    whisper(chance.choice([stranger, team[1]]), chance, BATCH // 2)
-                    sent += BATCH
-                    require_sums(team, number)
-                    first_kib = first_kib or memory_kib(server)
-                    if number % 50 == 49:
-                        print(f"{sent} messages, {memory_kib(server)} KiB", flush=True)
-                last_kib = memory_kib(server)
-                stranger.close()
-                for worker in team:
-                    worker.leave()
-                dropped = server.end()
+        path = Path(folder) / "keys"
+        keygen(path)
+        keys = load_keys(path, "worker")
+        with a_server("--keys", str(path)) as server, workers(server, 2, keys) as team:
+            stranger = RawWorker(server.port, 5, keys=keys)
+            for worker in team:
+                worker.layout(ROWS)
+            first_kib = 0
+            for number in range(-(-asked.messages // BATCH)):
+                shout(server.port, chance, BATCH // 2)
+                whisper(chance.choice([stranger, team[1]]), chance, BATCH // 2)
+                sent += BATCH
+                require_sums(team, number)
+                first_kib = first_kib or memory_kib(server)
+                if number % 50 == 49:
+                    print(f"{sent} messages, {memory_kib(server)} KiB", flush=True)
+            last_kib = memory_kib(server)
+            stranger.close()
+            for worker in team:
+                worker.leave()
+            dropped = server.end()
     took_s = time.monotonic() - began_s
     for reason, count in sorted(dropped.items()):
         print(f"{count:8} {reason}")
