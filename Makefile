@@ -6,7 +6,7 @@
 #                all-reduce and through parameter servers
 #   make docs    the pages in docs/ as HTML, in out/docs
 #   make soak    a thousand labs, training runs and changes of plan; hundreds of faults; ten thousand
-#                random command lines
+#                random command lines; a million malformed messages
 
 PYTHON ?= python3
 VENV := .venv
@@ -70,6 +70,7 @@ soak: $(VENV)/.dev
 	$(BIN)/python tests/soak/changes.py --changes 1000
 	$(BIN)/python tests/soak/faults.py --count 300
 	$(BIN)/python tests/soak/input.py --runs 10000
+	$(BIN)/python tests/soak/frames.py --messages 1000000
 	for shard in 1 2 3 4 5; do \
 	    $(BIN)/python tests/soak/liveness.py --events 500 --shard $$shard --of 5 || exit 1; \
 	done

@@ -20,7 +20,8 @@
         │   └── PeerLost                   it has died, left, or no longer answers
         ├── PlanMismatch                   ranks disagree on the plan or its order
         ├── TransferFailed                 a collective failed, usually because a peer died
-        │   └── ServerLost                 a parameter server has ended, or cannot be heard any more
+        │   ├── ServerLost                 a parameter server has ended, or cannot be heard any more
+        │   └── TransferInterrupted        Ctrl-C or an exit has ended the wait for other ranks
         ├── TransferTimeout                a collective did not finish in time
         └── WeightsDiffer                  ranks do not hold the same weights (``verify=True``)
 
@@ -115,6 +116,10 @@ class TransferFailed(TrainingError):
 
 class ServerLost(TransferFailed):
     """A parameter server has ended, or cannot be heard any more; the message names it."""
+
+
+class TransferInterrupted(TransferFailed):
+    """Ctrl-C, or an exit, has ended the wait for the other ranks: their weights are not known."""
 
 
 class TransferTimeout(TrainingError):

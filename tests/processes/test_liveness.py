@@ -110,9 +110,13 @@ def test_an_exit_code_is_kept_while_operations_are_in_flight(
 
 @pytest.mark.parametrize(
     ("fault", "error"),
-    [("exit while planning", "PlanMismatch"), ("exit while ranks agree", "PeerFailed")],
+    [
+        ("exit while planning", "PlanMismatch"),
+        ("exit while ranks agree", "PeerFailed"),
+        ("exit while waiting", "PeerFailed"),
+    ],
 )
-def test_a_script_that_ends_between_rounds_keeps_its_exit_code_and_the_others_know(
+def test_a_script_that_ends_while_others_count_on_it_keeps_its_exit_code_and_the_others_know(
     tmp_path: Path, zygote: Zygote, fault: str, error: str
 ) -> None:
     """It has counted the operation that the others wait for, so its leaving looks regular."""

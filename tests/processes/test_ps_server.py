@@ -189,6 +189,15 @@ def test_two_thousand_malformed_messages_kill_nothing_and_are_counted(
     assert len(server.errors.splitlines()) < 100
 
 
+def test_noise_with_and_without_a_key_kills_nothing_and_changes_no_sum() -> None:
+    """``make soak`` sends a million of these."""
+    script = Path(__file__).parents[1] / "soak/frames.py"
+    command = [sys.executable, str(script), "--messages", "10000"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert run.returncode == 0, run.stderr
+    assert "all sums exact" in run.stdout
+
+
 def test_another_job_is_refused_with_a_sentence_and_the_first_goes_on(
     server: ServerProcess,
 ) -> None:

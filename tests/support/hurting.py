@@ -6,6 +6,7 @@ As a script it is a rank (``rank RUN``), or a process that has torch loaded and 
 
 import contextlib
 import faulthandler
+import importlib
 import json
 import os
 import random
@@ -51,9 +52,14 @@ OWN_FAULTS = (
     "exit in flight",
     "exit while planning",
     "exit while ranks agree",
+    "exit while waiting",
     "fork",
     "freeze while ranks agree",
 )
+EXITS_WITHIN = {
+    "exit while planning": ("bytelane.runtime.torch.carrier", "GlooCarrier", "fit"),
+    "exit while ranks agree": ("bytelane.runtime.torch.control", "GlooControl", "_wait_for"),
+}
 LATE_S = 0.5
 KNOBS: dict[str, dict[str, Any]] = {
     "auto": {},
@@ -501,8 +507,8 @@ class Rank:
             self._freeze_in_agreement()
         self._note("entering", "")
         bytelane.prepare(net, opt, timeout_s=TIMEOUT_S, **KNOBS[event.knobs])
-        if event.fault.startswith("exit while") and is_victim:
-            self._exit_where(event.fault)
+        if event.fault in EXITS_WITHIN and is_victim:
+            self._exit_within(event.fault)
         for step in range(STEPS):
             # In the middle the victim does something of its own, while the others are late: then
             # operations are in flight, and updates are owed.
@@ -514,7 +520,11 @@ class Rank:
             if what == "exit in flight" and is_victim:
                 self._note("hurt", "")
                 sys.exit(3)
+            if what == "exit while waiting" and is_victim:
+                self._exit_in(LATE_S / 5)  # while it waits for the others, who are late
             opt.step()
+            if what == "exit while waiting" and is_victim:
+                net.state_dict()
             if what == "fork" and is_victim:
                 child = os.fork()
                 if child == 0:
@@ -523,20 +533,18 @@ class Rank:
             time.sleep(PAUSE_S)
         net.state_dict()
 
-    def _exit_where(self, fault: str) -> None:
+    def _exit_within(self, fault: str) -> None:
         """End this rank's script as soon as it plans, or waits for the others to agree."""
-        from bytelane.runtime.torch.carrier import GlooCarrier
-        from bytelane.runtime.torch.control import GlooControl
+        module, name, method = EXITS_WITHIN[fault]
+        setattr(getattr(importlib.import_module(module), name), method, self._leave)
 
-        def leave(*_: Any) -> None:
-            self._note("hurt", "")
-            sys.exit(3)
+    def _exit_in(self, seconds: float) -> None:
+        signal.signal(signal.SIGALRM, self._leave)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
-        owner, name = {
-            "exit while planning": (GlooCarrier, "fit"),
-            "exit while ranks agree": (GlooControl, "_wait_for"),
-        }[fault]
-        setattr(owner, name, leave)
+    def _leave(self, *_: Any) -> None:
+        self._note("hurt", "")
+        sys.exit(3)
 
     def _freeze_in_agreement(self) -> None:
         """Stop this rank and its sentinel after all have met, and before a session exists."""

@@ -18,6 +18,7 @@ from bytelane.errors import (
     PlanMismatch,
     TrainingError,
     TransferFailed,
+    TransferInterrupted,
     TransferTimeout,
 )
 from bytelane.runtime.sync.operations import Operations
@@ -28,8 +29,8 @@ Clock = Callable[[], float]
 
 # After each such wait a line says which ranks are awaited.
 PATIENCE_S = 5.0
-# How often a rank that waits for a transfer looks at its peers.
-LOOK_S = 1.25
+# How often, in each such wait, a rank looks whether its peers are lost.
+LOOKS = 4
 
 
 class Decider(Protocol):
@@ -158,19 +159,20 @@ class Engine:
             self._raise_failure()
 
     def _wait_for(self, over: Callable[[], bool]) -> bool:
-        waited_s = 0.0
+        looks, step_s = 0, PATIENCE_S / LOOKS
         self._waiting.append(over)
         try:
-            while not self._changed.wait_for(over, min(LOOK_S, self._timeout_s - waited_s)):
-                waited_s += LOOK_S
-                if waited_s >= self._timeout_s:
+            while not self._changed.wait_for(over, min(step_s, self._timeout_s - looks * step_s)):
+                looks += 1
+                if looks * step_s >= self._timeout_s:
                     return False
                 if loss := loss_while_waiting(self._peers):
                     self.fail(loss)
-                elif waited_s % PATIENCE_S == 0:
-                    self._peers.still_waiting(waited_s)
-        except BaseException:  # Ctrl-C: exit handlers must not wait again
-            self.fail(TransferFailed("waiting for other ranks was interrupted"))
+                elif looks % LOOKS == 0:
+                    self._peers.still_waiting(looks * step_s)
+        except BaseException as error:  # Ctrl-C: exit handlers must not wait again
+            self.fail(TransferInterrupted("waiting for other ranks was interrupted"))
+            self._peers.report_failure(f"{type(error).__name__}: {error}")
             raise
         finally:
             self._waiting.remove(over)

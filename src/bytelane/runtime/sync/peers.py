@@ -1,6 +1,12 @@
 """Name the rank whose loss made a transfer fail."""
 
-from bytelane.errors import PeerError, PeerLost, ServerLost, TransferFailed
+from bytelane.errors import (
+    PeerError,
+    PeerLost,
+    ServerLost,
+    TransferFailed,
+    TransferInterrupted,
+)
 from bytelane.runtime.sync.protocols import KnowsPeers
 
 # A transfer to a dead rank fails before its sentinel has reported the death; or, if the sentinel
@@ -18,7 +24,7 @@ def name_failure(error: Exception, peers: KnowsPeers) -> Exception:
     A rank that has launched as many operations as this one may have left in order, and closed its
     connections before the last of them was over.
     """
-    if isinstance(error, ServerLost):
+    if isinstance(error, ServerLost | TransferInterrupted):
         return error
     for _ in range(round(VERDICT_S / _LEFT_S)):
         if (loss := peers.loss(_LEFT_S)) is not None:
