@@ -6,7 +6,6 @@ from cases import CASES, variants
 from cases.trial import complaints, report
 from ranks import Pool
 
-
 TRAINED = [(title, way) for title, way in variants(4) if CASES[title].outcome != "servers"]
 
 
