@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from bytelane.cluster import Cluster, Link
 from bytelane.core import Event, Knobs, Plan, Policy, Scheduler, Start, bucket_plan
 from bytelane.core import make_policy as make_policy_for
+from bytelane.core.knobs import CreditWindow
+from bytelane.core.plan import Operation
+from bytelane.core.task import SubTask
 from bytelane.errors import IllegalEvent
 from bytelane.job import Job, Layer, Tensor
 from strategies import jobs
@@ -54,6 +57,36 @@ def test_a_credit_no_larger_than_a_part_means_stop_and_wait() -> None:
     assert started(scheduler.notify_ready(2, now=0.0)) == [4]
     assert scheduler.in_flight_bytes == 10
     assert started(scheduler.notify_finish(4, now=1.0)) == [5]
+
+
+def test_a_resized_operation_takes_its_new_size_of_the_window() -> None:
+    scheduler = Scheduler.of_policy(make_policy("bytescheduler", THREE, Knobs(10, 20)), THREE)
+    for part, size in ((4, 25), (5, 1), (6, 1)):
+        scheduler.resize(part, size)
+    assert started(scheduler.notify_ready(2, now=0.0)) == [4]
+    assert scheduler.in_flight_bytes == 25
+    assert started(scheduler.notify_finish(4, now=1.0)) == [5, 6]
+    assert scheduler.in_flight_bytes == 2
+
+
+def test_an_operation_that_goes_alone_does_so_at_any_size() -> None:
+    first, second = Operation((SubTask(0, 0, 20),), alone=True), Operation((SubTask(1, 0, 20),))
+    plan = Plan("two", (20, 20), (first, second), CreditWindow(50), barrier=False)
+    scheduler = Scheduler.of_plan(plan)
+    scheduler.resize(0, 1)
+    scheduler.resize(1, 1)
+    assert started(scheduler.notify_all_ready((0, 1), now=0.0)) == [0]
+    assert started(scheduler.notify_finish(0, now=1.0)) == [1]
+
+
+def test_only_what_is_not_ready_can_be_resized() -> None:
+    scheduler = Scheduler.of_policy(make_policy("fifo", THREE), THREE)
+    scheduler.notify_ready(2, now=0.0)
+    with pytest.raises(IllegalEvent, match="was ready already, its size cannot change"):
+        scheduler.resize(2, 5)
+    for nowhere in (-1, 3):
+        with pytest.raises(IllegalEvent, match=f"there is no operation {nowhere}"):
+            scheduler.resize(nowhere, 5)
 
 
 def test_the_window_may_overshoot_by_less_than_one_part() -> None:
